@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from recurrence_references import RECURRENCES
 
 from foretoken.domain.measurements.estimate import DType
 from foretoken.profiler.expert_rows import share_rows
@@ -373,6 +374,9 @@ _REFERENCES: dict[str, Reference] = {
     "silu_mul": Reference(dims=_MLP, compute=_silu_mul),
     "softmax": Reference(dims={"num_rows": 6, "width": 40}, compute=_softmax),
     "unscale": Reference(dims=_FLAT, compute=lambda x, factor: x * factor[0], changed=(0,)),
+    **{
+        name: Reference(dims=dims, compute=compute) for name, (dims, compute) in RECURRENCES.items()
+    },
 }
 
 

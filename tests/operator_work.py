@@ -171,5 +171,9 @@ SPARSE_AND_LINEAR_WORK = {
         dims={"num_seqs": 2, "num_tokens": 5, "score_pairs": 13, "num_heads": 4, "head_dim": 8},
         flops=4 * 13 * 32,
         moved_bytes=4 * 5 * 32 * 2,
+        saved_elements=3 * 5 * 32,
     ),
 }
+
+# Whole blocks are only imported.
+UNSWEPT = {name for name in SPARSE_AND_LINEAR_WORK if name.endswith("_module")}

@@ -10,6 +10,7 @@ from operator_work import (
     LATENT_UNPACKING_WEIGHTS,
     PREFILL,
     SPARSE_AND_LINEAR_WORK,
+    UNSWEPT,
     OperatorWork,
 )
 
@@ -266,7 +267,7 @@ _WORK = {
 
 _OPERATORS = sorted(all_operators())
 # The host's work is only imported: there is no sweep to check.
-_SWEPT = sorted(set(_OPERATORS) - {"host_step", "launch_gap", "lora_gemm", *SPARSE_AND_LINEAR_WORK})
+_SWEPT = sorted(set(_OPERATORS) - {"host_step", "launch_gap", "lora_gemm", *UNSWEPT})
 
 
 @pytest.mark.parametrize("name", _OPERATORS)

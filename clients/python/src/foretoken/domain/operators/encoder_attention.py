@@ -1,6 +1,6 @@
 """Attention of an encoder, as over the patches of an image: every token sees its whole sequence."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from foretoken.domain.operators.attention_prefill import ATTENTION_COSTS
 from foretoken.domain.operators.spec.operator import (
@@ -11,6 +11,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 
@@ -60,6 +61,20 @@ def _as_prefill(cost: FeatureFormula) -> FeatureFormula:
     return cost_of
 
 
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    lengths = pick(quick, (16, 100, 256), (*powers_of_two(64, 16384), 576, 2304, 9216))
+    for num_heads, head_dim in ((2, 64),) if quick else ((16, 72), (16, 64), (4, 80)):
+        for num_seqs in pick(quick, (1, 2), (1, 4, 16)):
+            for length in lengths:
+                yield {
+                    "num_seqs": num_seqs,
+                    "num_tokens": num_seqs * length,
+                    "score_pairs": num_seqs * length * length,
+                    "num_heads": num_heads,
+                    "head_dim": head_dim,
+                }
+
+
 SPEC = OperatorSpec(
     name="encoder_attention",
     summary="softmax(QK^T)V of whole sequences, nothing masked",
@@ -95,5 +110,8 @@ SPEC = OperatorSpec(
         **dim_axes("num_heads", "head_dim"),
     },
     relations=(Relation("num_seqs", "num_tokens"), Relation("num_tokens", "score_pairs")),
-    sweep=lambda _: (),
+    sweep=_sweep,
+    # Flash attention recomputes the scores: five matrix products instead of two.
+    backward_work_ratio=2.5,
+    saved_elements=lambda d: 3 * d["num_tokens"] * d["num_heads"] * d["head_dim"],
 )

@@ -4,6 +4,7 @@ from foretoken.domain.operators.spec.hyper_connection import (
     STREAM_COSTS,
     STREAM_DIMS,
     STREAM_FEATURES,
+    sweep_streams,
 )
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.domain.units import ceil_divide
@@ -23,5 +24,5 @@ SPEC = OperatorSpec(
         **STREAM_COSTS,
         "waves": lambda d, num_sms: ceil_divide(d["num_tokens"], num_sms) * d["hidden"],
     },
-    sweep=lambda _: (),
+    sweep=sweep_streams,
 )

@@ -1,9 +1,12 @@
 """Hyper-connections before a block: how the streams mix, and the block's input made of them."""
 
+from collections.abc import Iterator, Mapping
+
 from foretoken.domain.operators.spec.hyper_connection import (
     STREAM_COSTS,
     STREAM_DIMS,
     STREAM_FEATURES,
+    sweep_streams,
 )
 from foretoken.domain.operators.spec.operator import Dim, Dims, OperatorSpec
 from foretoken.domain.units import Quantity, ceil_divide
@@ -35,6 +38,11 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     return elements * element_bytes + mixes * _WEIGHT_BYTES
 
 
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for dims in sweep_streams(quick):
+        yield {**dims, "sinkhorn_steps": 20}
+
+
 SPEC = OperatorSpec(
     name="mhc_pre",
     summary="x = sum of a_i s_i over the streams s, and the weights that mix them after the block",
@@ -47,6 +55,6 @@ SPEC = OperatorSpec(
         "row_blocks": lambda d, _: ceil_divide(d["num_tokens"], 64) * d["hidden"],
         "waves": lambda d, num_sms: ceil_divide(ceil_divide(d["num_tokens"], 64), num_sms),
     },
-    sweep=lambda _: (),
+    sweep=_sweep,
     num_weights=_num_weights,
 )

@@ -4,7 +4,7 @@ Its state is the tokens before the next one. Source: causal-conv1d (Dao, 2023).
 """
 
 from foretoken.domain.operators.spec.operator import Dim
-from foretoken.domain.operators.spec.recurrent import RecurrentWork
+from foretoken.domain.operators.spec.recurrent import RecurrentWork, SweptSizes
 
 SIZES = (
     Dim("channels", "features convolved on this device, of queries, keys and values together"),
@@ -19,4 +19,9 @@ WORK = RecurrentWork(
     state_elements=lambda d: d["channels"] * (d["kernel_size"] - 1),
     state_bytes=None,
     num_weights=lambda d: d["channels"] * d["kernel_size"],
+)
+# Qwen3.5-9B's, whole and of one rank of eight, and a small one to try.
+SWEPT = SweptSizes(
+    quick={"channels": 64, "kernel_size": 4},
+    full=({"channels": 8192, "kernel_size": 4}, {"channels": 1024, "kernel_size": 4}),
 )

@@ -5,7 +5,7 @@ Source: Gated Delta Networks (Yang, Kautz, Hatamizadeh, 2025), equation 10.
 """
 
 from foretoken.domain.operators.spec.operator import Dim, Dims
-from foretoken.domain.operators.spec.recurrent import RecurrentWork
+from foretoken.domain.operators.spec.recurrent import RecurrentWork, SweptSizes
 from foretoken.domain.units import Quantity
 
 SIZES = (
@@ -33,4 +33,12 @@ WORK = RecurrentWork(
     token_flops=lambda d: STATE_FLOPS * _state(d),
     token_elements=_token_elements,
     state_elements=_state,
+)
+# Qwen3.5-9B's, whole and of one rank of eight, and a small one to try.
+SWEPT = SweptSizes(
+    quick={"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 16, "head_v_dim": 16},
+    full=(
+        {"num_k_heads": 16, "num_v_heads": 32, "head_k_dim": 128, "head_v_dim": 128},
+        {"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 128, "head_v_dim": 128},
+    ),
 )

@@ -6,7 +6,10 @@ streams themselves, by one product in fp32.
 Source: mHC: Manifold-Constrained Hyper-Connections (DeepSeek-AI, 2025), section 4.
 """
 
+from collections.abc import Iterator, Mapping
+
 from foretoken.domain.operators.spec.operator import Dim, FeatureFormula
+from foretoken.domain.operators.spec.sweep import cross, pick, powers_of_two
 
 STREAM_DIMS = (
     Dim("num_tokens", "tokens"),
@@ -21,3 +24,12 @@ STREAM_COSTS: dict[str, FeatureFormula] = {
 STREAM_FEATURES: dict[str, FeatureFormula] = {
     "rows_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
 }
+
+
+def sweep_streams(quick: bool) -> Iterator[Mapping[str, int]]:
+    """Yield tokens through DeepSeek-V4's four streams, or a few through small ones."""
+    yield from cross(
+        num_tokens=pick(quick, (1, 32, 256), powers_of_two(1, 32768)),
+        num_streams=(4,),
+        hidden=pick(quick, (64,), (4096, 7168)),
+    )

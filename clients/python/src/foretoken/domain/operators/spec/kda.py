@@ -5,7 +5,7 @@ Source: Kimi Linear (Moonshot AI, 2025), section 3.
 
 from foretoken.domain.operators.spec.gated_delta import STATE_FLOPS
 from foretoken.domain.operators.spec.operator import Dim, Dims
-from foretoken.domain.operators.spec.recurrent import RecurrentWork
+from foretoken.domain.operators.spec.recurrent import RecurrentWork, SweptSizes
 from foretoken.domain.units import Quantity
 
 SIZES = (
@@ -23,4 +23,9 @@ WORK = RecurrentWork(
     # Query, key, value, decay and output; the strength of each head.
     token_elements=lambda d: d["num_heads"] * (5 * d["head_dim"] + 1),
     state_elements=_state,
+)
+# Kimi-K3's, whole and of one rank of eight, and a small one to try.
+SWEPT = SweptSizes(
+    quick={"num_heads": 2, "head_dim": 16},
+    full=({"num_heads": 96, "head_dim": 128}, {"num_heads": 12, "head_dim": 128}),
 )

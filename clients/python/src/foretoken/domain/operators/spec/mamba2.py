@@ -5,7 +5,7 @@ Source: Transformers are SSMs (Dao and Gu, 2024), section 7.
 """
 
 from foretoken.domain.operators.spec.operator import Dim, Dims
-from foretoken.domain.operators.spec.recurrent import RecurrentWork
+from foretoken.domain.operators.spec.recurrent import RecurrentWork, SweptSizes
 from foretoken.domain.units import Quantity
 
 SIZES = (
@@ -31,4 +31,12 @@ WORK = RecurrentWork(
     token_flops=lambda d: _STATE_FLOPS * _state(d),
     token_elements=_token_elements,
     state_elements=_state,
+)
+# Nemotron 3 Nano's, whole and of one rank of eight, and a small one to try.
+SWEPT = SweptSizes(
+    quick={"num_heads": 16, "head_dim": 8, "num_groups": 2, "state_dim": 16},
+    full=(
+        {"num_heads": 64, "head_dim": 64, "num_groups": 8, "state_dim": 128},
+        {"num_heads": 8, "head_dim": 64, "num_groups": 1, "state_dim": 128},
+    ),
 )

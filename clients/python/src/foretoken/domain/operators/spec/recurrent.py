@@ -5,7 +5,7 @@ and writes it for each sequence. The state is fp32: recurrences lose what is sma
 Source: `mamba_ssm_dtype` of Qwen3.5's, `mamba_ssm_cache_dtype` of Nemotron 3's configuration.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from foretoken.domain.operators.spec.operator import (
@@ -16,6 +16,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 STATE_BYTES = 4
@@ -39,14 +40,33 @@ class RecurrentWork:
     num_weights: Callable[[Dims], Quantity] = lambda d: 0 * d["num_seqs"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SweptSizes:
+    """The sizes that a sweep takes: a small one to try, those of published models on a rank."""
+
+    quick: Mapping[str, int]
+    full: tuple[Mapping[str, int], ...]
+
+    def sweep(self, quick: bool, *, is_decode: bool) -> Iterator[Mapping[str, int]]:
+        """Yield batches of equal sequences of each size; of one token each when decoding."""
+        lengths = pick(quick, (16, 100), powers_of_two(64, 32768))
+        batches = [(seqs, length) for seqs in (1, 4) for length in lengths]
+        if is_decode:
+            batches = [(seqs, 1) for seqs in pick(quick, (1, 4, 16), powers_of_two(1, 1024))]
+        for sizes in (self.quick,) if quick else self.full:
+            for num_seqs, length in batches:
+                yield {"num_seqs": num_seqs, "num_tokens": num_seqs * length, **sizes}
+
+
 def recurrent_operator(
-    name: str, summary: str, *, sizes: tuple[Dim, ...], work: RecurrentWork
+    name: str, summary: str, *, sizes: tuple[Dim, ...], work: RecurrentWork, swept: SweptSizes
 ) -> OperatorSpec:
     """Return an operator over `num_tokens` tokens of `num_seqs` sequences.
 
     A name that ends in `decode` reads the state as well as it writes it.
     """
-    num_passes = 2 if name.endswith("decode") else 1
+    is_decode = name.endswith("decode")
+    num_passes = 2 if is_decode else 1
 
     def moved_bytes(d: Dims, element_bytes: float) -> Quantity:
         elements = d["num_tokens"] * work.token_elements(d) + work.num_weights(d)
@@ -95,6 +115,6 @@ def recurrent_operator(
             **dim_axes(*(dim.name for dim in sizes)),
         },
         relations=(Relation("num_seqs", "num_tokens"),),
-        sweep=lambda _: (),
+        sweep=lambda quick: swept.sweep(quick, is_decode=is_decode),
         num_weights=work.num_weights,
     )
