@@ -182,11 +182,11 @@ def test_columns_too_large_for_64_bits_are_compared_all_the_same() -> None:
 def _scenarios(draw: st.DrawFn) -> ServingScenario:
     model = all_models()[draw(st.sampled_from(sorted(all_models())))]
     model = replace(model, num_layers=model.moe.num_dense_layers + 2 if model.moe else 2)
-    spread = ParallelLayout(tp=2, ep=2) if model.moe else ParallelLayout()
+    spread = (ParallelLayout(tp=2, ep=2), ParallelLayout(dp=8, ep=8)) if model.moe else ()
     return ServingScenario(
         model=model,
         device="b200_sxm",
-        layout=draw(st.sampled_from((ParallelLayout(), spread))),
+        layout=draw(st.sampled_from((ParallelLayout(), *spread))),
         engine=EngineSpec(
             profile=draw(st.sampled_from(sorted(all_engines()))),
             max_num_seqs=draw(st.integers(1, 512)),

@@ -129,8 +129,6 @@ SPEC = OperatorSpec(
         Relation("num_active_experts", "num_experts"),
         Relation("top_k", "num_experts"),
         Bound("num_active_experts", _rows, "num_tokens times top_k"),
-        # Those of one token are as many different ones.
-        Relation("top_k", "num_active_experts"),
     ),
     sweep=_sweep,
     num_weights=lambda d: d["num_experts"] * _weights(d),
