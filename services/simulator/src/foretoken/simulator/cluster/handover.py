@@ -48,54 +48,73 @@ class KvNetwork:
         self._latency_ns = latency_ns
         self._land = land
         self._queues: defaultdict[Hashable, deque[Transfer]] = defaultdict(deque)
-        self._moving: set[Transfer] = set()
+        # When those that move started; who waits behind one comes back when it leaves a port.
+        self._started_ns: dict[Transfer, int] = {}
+        self._expected_ns: dict[Hashable, int] = {}
         # How long each port was busy with transfers that went through.
         self.busy_ns: defaultdict[Hashable, int] = defaultdict(int)
 
     def ask(self, transfer: Transfer, now_ns: int) -> None:
         """Put a transfer last in the queues of its ports."""
-        self._queues[transfer.sender].append(transfer)
-        self._queues[transfer.receiver].append(transfer)
-        self._start_first(transfer.sender, now_ns)
+        for port, _ in transfer.ports:
+            self._queues[port].append(transfer)
+        self._go_on(transfer.sender, now_ns)
+        self._go_on(transfer.receiver, now_ns)
 
     def give_up(self, transfer: Transfer, now_ns: int) -> None:
         """Take a transfer off its ports, under way or not; it will not land."""
-        self._moving.discard(transfer)
+        started_ns = self._started_ns.pop(transfer, now_ns)
+        if all(started_ns + busy_ns <= now_ns for _, busy_ns in transfer.ports):
+            self._count(transfer)
         for port, _ in transfer.ports:
-            self._leave(transfer, port, now_ns)
+            if transfer in self._queues[port]:
+                self._queues[port].remove(transfer)
+                self._go_on(port, now_ns)
 
-    def _start_first(self, port: Hashable, now_ns: int) -> None:
-        queue = self._queues[port]
-        if not queue or queue[0] in self._moving:
+    def _go_on(self, port: Hashable, now_ns: int) -> None:
+        """Start the first transfer of a port if it can, else come back when it may."""
+        first = self._first_of(port, now_ns)
+        if first is None:
             return
-        first = queue[0]
-        if any(self._queues[end][0] is not first for end, _ in first.ports):
-            return
-        self._moving.add(first)
+        if first not in self._started_ns:
+            if any(self._first_of(end, now_ns) is not first for end, _ in first.ports):
+                return
+            self._started_ns[first] = now_ns
+            through_ns = now_ns + max(first.sender_ns, first.receiver_ns)
+            land = partial(self._arrive, first)
+            self._events.push(through_ns + self._latency_ns, EventKind.LANDING, land)
         for end, busy_ns in first.ports:
+            self._expect(end, self._started_ns[first] + busy_ns)
+
+    def _first_of(self, port: Hashable, now_ns: int) -> Transfer | None:
+        """Return the first transfer that has not left a port yet."""
+        queue = self._queues[port]
+        while queue and queue[0] in self._started_ns:
+            busy_ns = queue[0].sender_ns if queue[0].sender == port else queue[0].receiver_ns
+            if now_ns < self._started_ns[queue[0]] + busy_ns:
+                break
+            queue.popleft()
+        return queue[0] if queue else None
+
+    def _expect(self, port: Hashable, free_ns: int) -> None:
+        """Come back when a port is free, where a transfer waits for that."""
+        if len(self._queues[port]) > 1 and self._expected_ns.get(port) != free_ns:
+            self._expected_ns[port] = free_ns
             self._events.push(
-                now_ns + busy_ns, EventKind.PORT_FREE, partial(self._free, first, end)
+                free_ns, EventKind.PORT_FREE, lambda _, then_ns: self._go_on(port, then_ns)
             )
 
-    def _free(self, transfer: Transfer, port: Hashable, _: int, now_ns: int) -> None:
-        if transfer not in self._moving:
-            return
-        self._leave(transfer, port, now_ns)
-        if all(transfer not in self._queues[end] for end, _ in transfer.ports):
-            for end, busy_ns in transfer.ports:
-                self.busy_ns[end] += busy_ns
-            land = partial(self._arrive, transfer)
-            self._events.push(now_ns + self._latency_ns, EventKind.LANDING, land)
-
     def _arrive(self, transfer: Transfer, _: int, now_ns: int) -> None:
-        if transfer in self._moving:
-            self._moving.remove(transfer)
+        if transfer in self._started_ns:
+            for port, _busy_ns in transfer.ports:
+                self._first_of(port, now_ns)
+            del self._started_ns[transfer]
+            self._count(transfer)
             self._land(transfer, now_ns)
 
-    def _leave(self, transfer: Transfer, port: Hashable, now_ns: int) -> None:
-        if transfer in self._queues[port]:
-            self._queues[port].remove(transfer)
-            self._start_first(port, now_ns)
+    def _count(self, transfer: Transfer) -> None:
+        for port, busy_ns in transfer.ports:
+            self.busy_ns[port] += busy_ns
 
 
 class Stage(enum.Enum):
