@@ -245,7 +245,7 @@ class _SteadyRun:
 def _run_steadily(deployment: PreparedDeployment, task: LoadTask) -> _SteadyRun:
     """Return a run that was warmed up until it was steady, or as long as is reasonable."""
     workload = task.scenario.workload
-    num_longer = _MAX_LONGER
+    num_longer = _MAX_LONGER if task.wants_report else 0
     while True:
         plan = resolve_workload(workload, task.scenario.slo_classes, task.scenario.seed)
         record = deployment.run(plan, lambda _: None)
