@@ -36,6 +36,8 @@ class RequestDescriber:
         self._num_tokens = plan.num_prefill_tokens.tolist()
         self._offsets = plan.hash_offsets.tolist()
         self._adapters = None if plan.adapter is None else plan.adapter.tolist()
+        self._streams = (2 * plan.stream + 1).tolist()
+        self._prefixes = plan.prefix_tokens.tolist()
 
     def describe(self, index: int) -> RoutedRequest:
         """Return what a router may look at."""
@@ -48,15 +50,13 @@ class RequestDescriber:
         else:
             block_tokens = _BLOCK_TOKENS
             # Even numbers are shared prefixes, odd ones the requests' own.
-            blocks = np.full(num_tokens // block_tokens, 2 * plan.stream[index] + 1)
-            blocks[: plan.prefix_tokens[index] // block_tokens] = 2 * plan.prefix_stream[index]
+            blocks = np.empty(num_tokens // block_tokens, dtype=np.int64)
+            blocks.fill(self._streams[index])
+            if self._prefixes[index]:
+                blocks[: self._prefixes[index] // block_tokens] = 2 * plan.prefix_stream[index]
+        adapter = NONE if self._adapters is None else self._adapters[index]
         return RoutedRequest(
-            number=index,
-            num_prefill_tokens=num_tokens,
-            session=self._sessions[index],
-            blocks=blocks,
-            block_tokens=block_tokens,
-            adapter=NONE if self._adapters is None else self._adapters[index],
+            index, num_tokens, self._sessions[index], blocks, block_tokens, adapter
         )
 
 

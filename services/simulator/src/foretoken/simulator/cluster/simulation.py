@@ -41,6 +41,10 @@ class Cluster:
                 engines, setup.pools, accumulate(sizes, initial=0), strict=False
             )
         ]
+        # Each pool with the others.
+        self._leads = [
+            (lead, [pool for pool in self.pools if pool is not lead]) for lead in self.pools
+        ]
         self._pool_of_engine = [
             pool for pool, size in zip(self.pools, sizes, strict=True) for _ in range(size)
         ]
@@ -126,8 +130,7 @@ class Cluster:
                 return NEVER_NS, 0
             if next_ns >= horizon_ns:
                 return horizon_ns, 0
-            lead = self.pools[times_ns.index(next_ns)]
-            others = [pool for pool in self.pools if pool is not lead]
+            lead, others = self._leads[times_ns.index(next_ns)]
             limit_ns = horizon_ns
             for pool in others:
                 limit_ns = min(limit_ns, pool.engines.quiet_until(limit_ns))
@@ -185,16 +188,18 @@ class Cluster:
         self, index: int, pools: Sequence[PoolState]
     ) -> tuple[PoolChoice, RequestOutcome | None]:
         """Return the places of the pools that can ever hold a request, or why none can."""
-        num_tokens = self._num_tokens[index]
-        allowed = [
+        most = [pool.setup.engines.max_context for pool in pools]
+        choice = tuple(
             place
             for place, pool in enumerate(pools)
-            if num_tokens <= pool.setup.engines.max_context
-        ]
-        if not allowed:
-            return (), RequestOutcome.CONTEXT_TOO_LONG
-        choice = tuple(place for place in allowed if pools[place].engines.can_ever_hold(index))
-        return choice, None if choice else RequestOutcome.EXCEEDS_KV_CACHE
+            if self._num_tokens[index] <= most[place] and pool.engines.can_ever_hold(index)
+        )
+        if choice:
+            return choice, None
+        is_too_long = self._num_tokens[index] > max(most, default=0)
+        return (), (
+            RequestOutcome.CONTEXT_TOO_LONG if is_too_long else RequestOutcome.EXCEEDS_KV_CACHE
+        )
 
     def _submit(self, pool: PoolState, name: int, request: RoutedRequest, now_ns: int) -> None:
         """Give a request to a replica that takes it."""
