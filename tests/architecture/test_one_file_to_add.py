@@ -168,6 +168,10 @@ _ADDITIONS = {
     "model": Addition(
         files={"domain/models/presets/newcomer.yaml": ("qwen2-7b", "")}, program=_list("models")
     ),
+    "kind of layer": Addition(
+        files={"domain/models/kinds/newcomer.py": ("mlp", 'name="mlp"')},
+        program="print(resolve('domain.models.kinds.spec.kind:find_kind')('newcomer').name)",
+    ),
     "parallelism axis": Addition(files={"domain/parallelism/newcomer.py": _AXIS}, program=_serve()),
     "serving engine at a version": Addition(
         files={"domain/frameworks/engines/newcomer.yaml": ("sarathi", "")},

@@ -52,7 +52,7 @@ def _plan(
         decode=DecodeShape(num_seqs=seqs, kv_tokens=seqs, kv_tokens_max=1),
     )
     nodes = lower_rank(shape, chosen, rank)
-    return plan_serving_memory(nodes, architecture, engine, find_device(device))
+    return plan_serving_memory(nodes, rank, engine, find_device(device))
 
 
 def test_weights_are_the_parameters_and_the_rotation() -> None:

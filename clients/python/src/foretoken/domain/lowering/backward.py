@@ -98,9 +98,7 @@ def _input_reduction(
         section=gemm.section,
         dims={**known.dims, "message_bytes": message_bytes},
         dtype=gemm.written_dtype,
-        repeat=gemm.repeat,
-        first_layer=gemm.first_layer,
-        layer_stride=gemm.layer_stride,
+        **gemm.placement,
     )
 
 

@@ -184,9 +184,7 @@ class PlacedGroup:
             operator=operator,
             dims={"message_bytes": message_bytes, **self.dims},
             dtype=near.written_dtype,
-            repeat=near.repeat,
-            first_layer=near.first_layer,
-            layer_stride=near.layer_stride,
+            **near.placement,
             axis=self.axis,
             num_sharing=self.num_sharing,
         )

@@ -33,14 +33,16 @@ def head_limits(cases: LayoutCases, degree: Quantity, is_exchanged: Quantity) ->
         is_exchanged & (model.num_heads % degree != 0),
         lambda: f"{degree} ranks cannot share the {model.num_heads} heads of {model.name} evenly",
     )
-    # Latent attention has no key heads of its own, which only exchanges of heads know.
-    if model.mla is None:
-        yield key_head_limit(model, degree, is_exchanged)
+    # Latent attention has no key heads of its own, which only exchanges of heads know; layers in a
+    # pattern exchange none.
+    if model.mla is None and not model.layers:
+        yield key_head_limit(model, degree, is_exchanged, model.num_kv_heads)
 
 
-def key_head_limit(model: ModelArchitecture, degree: Quantity, is_split: Quantity) -> Limit:
+def key_head_limit(
+    model: ModelArchitecture, degree: Quantity, is_split: Quantity, num_heads: int
+) -> Limit:
     """Return why key heads can be neither split over so many ranks nor repeated on them."""
-    num_heads = model.num_kv_heads
     return Limit(
         "heads",
         is_split & (num_heads % degree != 0) & (degree % num_heads != 0),

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.lowering.graph import OperatorNode, Partition, Section
+from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.training_layer import training_projection
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.models.architecture import MoeSpec
+from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 _EVEN = ("", "balanced", "uniform")
@@ -203,32 +203,38 @@ def is_expert_node(node: OperatorNode) -> bool:
     return node.role in _EXPERT_ROLES
 
 
-def lower_experts(builder: NodeBuilder, moe: MoeSpec) -> Iterator[OperatorNode]:
-    """Yield norm, router, experts and shared experts of a layer.
+def lower_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[OperatorNode]:
+    """Yield router, experts and shared experts of a layer.
 
     Choosing experts, in groups or not, is part of the router; its kernels are not measured apart.
     """
     model, tokens = builder.model, builder.shape.num_tokens
-    yield builder.norm("post_attention_norm", Section.LAYER, tokens)
-    dims = {"m": tokens, "n": moe.num_experts, "k": model.hidden}
+    num_choices = part["num_experts"] + part["num_null_experts"]
+    dims = {"m": tokens, "n": num_choices, "k": model.hidden}
     yield builder.layer("moe_router", "gemm", dims)
+    latent = part["latent"]
+    if latent:
+        dims = {"m": tokens, "n": latent, "k": model.hidden}
+        yield builder.layer("moe_latent_down_proj", "gemm", dims)
     if builder.options.training is None:
-        yield _served_experts(builder, moe)
+        yield _served_experts(builder, part)
     else:
-        yield from _trained_experts(builder, moe)
-    if moe.num_shared_experts:
-        yield from _shared_experts(builder, moe)
-    if not builder.options.fuses_add_norm:
-        yield builder.residual("mlp_residual")
+        yield from _trained_experts(builder, part)
+    if latent:
+        dims = {"m": tokens, "n": model.hidden, "k": latent}
+        yield builder.layer("moe_latent_up_proj", "gemm", dims)
+    if part["shared_intermediate"]:
+        yield from _shared_experts(builder, part)
 
 
-def _shared_experts(builder: NodeBuilder, moe: MoeSpec) -> Iterator[OperatorNode]:
+def _shared_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[OperatorNode]:
     tokens, hidden = builder.shape.num_tokens, builder.model.hidden
-    width = moe.num_shared_experts * moe.expert_intermediate
-    dims = {"m": tokens, "n": 2 * width, "k": hidden}
+    width = part["shared_intermediate"]
+    dims = {"m": tokens, "n": (1 + part["is_gated"]) * width, "k": hidden}
     yield from _projection(builder, "shared_up_proj", dims, Partition.COLUMN)
     dims = {"num_tokens": tokens, "intermediate": width}
-    yield builder.layer("shared_activation", "silu_mul", dims, Partition.WIDTH)
+    operator = "silu_mul" if part["is_gated"] else "gelu"
+    yield builder.layer("shared_activation", operator, dims, Partition.WIDTH)
     # In an engine its sum over ranks is the experts': one reduction serves both.
     dims = {"m": tokens, "n": hidden, "k": width}
     yield from _projection(builder, "shared_down_proj", dims, Partition.ROW)
@@ -245,29 +251,34 @@ def _projection(
         yield from training_projection(builder, role, dims, partition)
 
 
-def _served_experts(builder: NodeBuilder, moe: MoeSpec) -> OperatorNode:
+def _served_experts(builder: NodeBuilder, part: LayerPart) -> OperatorNode:
     tokens, name = builder.shape.num_tokens, builder.options.moe_routing
-    routing = ExpertRouting(top_k=moe.top_k, num_experts=moe.num_experts, name=name)
+    routing = ExpertRouting(top_k=part["top_k"], num_experts=part["num_experts"], name=name)
     dims = {
         "num_tokens": tokens,
-        "top_k": moe.top_k,
-        "num_experts": moe.num_experts,
+        "top_k": part["top_k"],
+        "num_experts": part["num_experts"],
         "num_active_experts": expert_load(tokens, routing).num_active,
-        "hidden": builder.model.hidden,
-        "intermediate": moe.expert_intermediate,
+        "hidden": part["latent"] or builder.model.hidden,
+        "intermediate": _gated_width(part),
     }
     node = builder.layer("moe_experts", "moe_experts", dims, Partition.WIDTH)
     return builder.stored(node, builder.quantization.experts, routing=name)
 
 
-def _trained_experts(builder: NodeBuilder, moe: MoeSpec) -> Iterator[OperatorNode]:
-    tokens, hidden, width = builder.shape.num_tokens, builder.model.hidden, moe.expert_intermediate
-    rows = tokens * moe.top_k
-    dims = {"num_rows": tokens, "width": moe.num_experts}
+def _gated_width(part: LayerPart) -> int:
+    """Return the width of experts with a gate that are as large: operators have three matrices."""
+    return part["intermediate"] if part["is_gated"] else 2 * part["intermediate"] // 3
+
+
+def _trained_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[OperatorNode]:
+    tokens, hidden, width = builder.shape.num_tokens, builder.model.hidden, part["intermediate"]
+    rows = tokens * part["top_k"]
+    dims = {"num_rows": tokens, "width": part["num_experts"]}
     yield builder.layer("moe_router_softmax", "softmax", dims)
-    routed = {"num_tokens": tokens, "top_k": moe.top_k, "hidden": hidden}
+    routed = {"num_tokens": tokens, "top_k": part["top_k"], "hidden": hidden}
     yield builder.layer("moe_permute", "moe_permute", routed)
-    groups = {"num_groups": moe.num_experts, "m": rows}
+    groups = {"num_groups": part["num_experts"], "m": rows}
     dims = {**groups, "n": 2 * width, "k": hidden}
     yield from _grouped_gemm(builder, "moe_up_proj", dims, Partition.COLUMN)
     dims = {"num_tokens": rows, "intermediate": width}

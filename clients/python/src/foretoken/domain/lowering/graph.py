@@ -1,8 +1,10 @@
 """The operator graph of one rank: what runs in a step, without any times."""
 
+import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -22,6 +24,7 @@ class Partition(enum.Enum):
     WIDTH = 6  # an elementwise operator by its features
     VOCAB = 7  # by rows of the vocabulary
     QUERIES = 8  # by query heads, over keys that every rank holds
+    STATES = 9  # by the heads of a recurrent state, with all that belongs to each
 
 
 class Section(enum.Enum):
@@ -44,13 +47,37 @@ class Overlap(enum.Enum):
     DEFERRED = 4  # begun where it stands, and only the end of the step waits for it
 
 
+class Placement(TypedDict):
+    """Fields of a node that say in which layers it runs."""
+
+    repeat: int
+    first_layer: int
+    layer_stride: int
+    places: tuple[int, ...]
+
+
+def place(layers: Sequence[int]) -> Placement:
+    """Return the fields that put a node into those layers, in ascending order."""
+    first = layers[0] if layers else 0
+    stride = layers[1] - first if len(layers) > 1 else 1
+    is_even = list(layers) == list(range(first, first + len(layers) * stride, stride))
+    return {
+        "repeat": len(layers),
+        "first_layer": first,
+        "layer_stride": stride if is_even else 1,
+        "places": () if is_even else tuple(layers),
+    }
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorNode:
     """One operator of a step, run `repeat` times. `dims` may be columns.
 
     `role` is what the model calls it ("mlp_down_proj"); `group` what a breakdown shows it under.
     In the section LAYER it runs in `repeat` layers from `first_layer` on, in every
-    `layer_stride`-th. With `shares_weights` its weights are another operator's (a tied embedding)
+    `layer_stride`-th, or in those of `places` where they are no progression. A product of queries,
+    keys and values has `kv_heads`: how many of its heads are keys', and the features of a key and
+    its value together. With `shares_weights` its weights are another operator's (a tied embedding)
     and count there.
 
     `dtype` and `variant` say what latency to ask for (see `operators/spec/variant.py`);
@@ -79,6 +106,8 @@ class OperatorNode:
     repeat: int = 1
     first_layer: int = 0
     layer_stride: int = 1
+    places: tuple[int, ...] = ()
+    kv_heads: tuple[int, int] = (0, 0)
     shares_weights: bool = False
     variant: str = ""
     output_dtype: DType | None = None
@@ -93,12 +122,28 @@ class OperatorNode:
     num_matrices: int = 1
 
     @property
-    def layers(self) -> range:
+    def layers(self) -> Sequence[int]:
         """The layers it runs in, none outside of layers."""
         if self.section is not Section.LAYER:
             return range(0)
+        if self.places:
+            return self.places
         stop = self.first_layer + self.repeat * self.layer_stride
         return range(self.first_layer, stop, self.layer_stride)
+
+    @property
+    def placement(self) -> Placement:
+        """What says in which layers it runs, for an operator beside it."""
+        return {
+            "repeat": self.repeat,
+            "first_layer": self.first_layer,
+            "layer_stride": self.layer_stride,
+            "places": self.places,
+        }
+
+    def in_layers(self, layers: Sequence[int]) -> "OperatorNode":
+        """Return the operator in those layers, in ascending order."""
+        return dataclasses.replace(self, **place(layers))
 
     @property
     def num_tensors(self) -> int:

@@ -139,8 +139,6 @@ def _products(linear: _Linear, beside: OperatorNode, lora: LoraSpec) -> Iterator
             operator=_OPERATOR,
             dims={**held, **widths},
             dtype=beside.written_dtype,
-            repeat=beside.repeat,
-            first_layer=beside.first_layer,
-            layer_stride=beside.layer_stride,
+            **beside.placement,
             is_group_wide=beside.is_group_wide,
         )

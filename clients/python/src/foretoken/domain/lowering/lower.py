@@ -9,9 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
-from foretoken.domain.lowering.attention import lower_attention, lower_latent_attention
 from foretoken.domain.lowering.backward import backward_of
-from foretoken.domain.lowering.expert_layer import lower_experts
 from foretoken.domain.lowering.graph import (
     BatchShape,
     OperatorNode,
@@ -33,11 +31,12 @@ from foretoken.domain.lowering.training_layer import (
     lower_join,
     lower_training_embedding,
     lower_training_head,
-    lower_training_mlp,
     lower_training_norm,
     trainer_of,
 )
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.kinds.spec.kind import KindSpec, Placed, find_kind
+from foretoken.domain.models.layer import FrozenDims, LayerPart
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.limit import Limit, list_broken
@@ -95,13 +94,9 @@ def lower_forward(model: ModelArchitecture, shape: BatchShape, options: Lowering
 
     Raises:
         UnknownPluginError: no such quantisation.
-        InvalidRequestError: the model has layers of kinds that are not lowered yet.
+        InvalidRequestError: the model has layers of a kind that is not lowered, or not trained.
 
     """
-    if model.layers:
-        kinds = ", ".join(kind.name for kind in stack_of(model).kinds)
-        problem = f"{model.name} has layers of kinds that cannot be simulated yet: {kinds}"
-        raise InvalidRequestError.of_field("model", problem)
     builder = NodeBuilder(model, shape, options)
     return (*_embedding(builder), *_layers(builder), *_head(builder))
 
@@ -142,47 +137,69 @@ def _embedding(builder: NodeBuilder) -> Iterator[OperatorNode]:
 
 
 def _layers(builder: NodeBuilder) -> Iterator[OperatorNode]:
-    model = builder.model
-    num_dense = model.moe.num_dense_layers if model.moe else model.num_layers
-    num_moe = model.num_layers - num_dense
-    yield from _attention(builder)
-    if num_dense:
-        for node in _dense_mlp(builder):
-            yield dataclasses.replace(node, repeat=num_dense)
-    if model.moe and num_moe:
-        for node in lower_experts(builder, model.moe):
-            yield dataclasses.replace(node, repeat=num_moe, first_layer=num_dense)
+    stack = stack_of(builder.model)
+    for placed, lower_half in ((stack.mixers, _mixer), (stack.feed_forwards, _feed_forward)):
+        for parts in _alike(placed):
+            layers = sorted(layer for held in parts.values() for layer in held)
+            within = dataclasses.replace(builder, layers=layers)
+            half = lower_half(within, parts)
+            for extra in stack.extras:
+                around = find_kind(extra.kind).around
+                half = around(within, extra, half) if around else half
+            yield from half
 
 
-def _attention(builder: NodeBuilder) -> Iterator[OperatorNode]:
+def _alike(placed: Placed) -> list[Placed]:
+    """Return the parts in groups that differ in nothing but what their kinds say may vary."""
+    groups: dict[tuple[str, FrozenDims], dict[LayerPart, tuple[int, ...]]] = {}
+    for part, layers in placed.items():
+        varying = find_kind(part.kind).varying
+        same = {name: value for name, value in part.dims.items() if name not in varying}
+        groups.setdefault((part.kind, FrozenDims(same)), {})[part] = layers
+    return list(groups.values())
+
+
+def _operators(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    kind = find_kind(next(iter(parts)).kind)
+    if kind.lower is None:
+        problem = f"{builder.model.name} has {kind.name}, which cannot be simulated yet"
+        raise InvalidRequestError.of_field("model", problem)
+    if builder.options.training is not None:
+        _check_trained(builder, kind)
+    return kind.lower(builder, parts)
+
+
+def _check_trained(builder: NodeBuilder, kind: KindSpec) -> None:
+    """Refuse to train what has no backward pass, or layers in a pattern."""
+    name = builder.model.name
+    if not kind.has_backward:
+        problem = f"{name} has {kind.name}, which has no backward pass here: it can be served only"
+        raise InvalidRequestError.of_field("model", problem)
+    if builder.model.layers:
+        problem = f"{name} has layers in a pattern, which cannot be trained yet: they can be served"
+        raise InvalidRequestError.of_field("model", problem)
+
+
+def _mixer(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     model, is_training = builder.model, builder.options.training is not None
     yield from lower_training_norm(builder, "input_norm")
-    if model.mla is not None:
-        yield from lower_latent_attention(builder, model.mla)
-    else:
-        yield from lower_attention(builder)
+    yield from _operators(builder, parts)
     if is_training:
         yield from lower_join(builder, "attn", has_bias=model.has_bias)
     elif not builder.options.fuses_add_norm and not model.has_parallel_residual:
         yield builder.residual("attn_residual")
 
 
-def _dense_mlp(builder: NodeBuilder) -> Iterator[OperatorNode]:
-    model, tokens = builder.model, builder.shape.num_tokens
-    if not model.has_parallel_residual or trainer_of(builder).has_branch_norms:
+def _feed_forward(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    model, is_training = builder.model, builder.options.training is not None
+    is_dense = next(iter(parts)).kind == "mlp"
+    if not is_dense:
+        yield builder.norm("post_attention_norm", Section.LAYER, builder.shape.num_tokens)
+    elif not model.has_parallel_residual or trainer_of(builder).has_branch_norms:
         yield from lower_training_norm(builder, "post_attention_norm")
-    if builder.options.training is not None:
-        yield from lower_training_mlp(builder)
-        return
-    width = (2 if model.is_gated else 1) * model.intermediate
-    dims = {"m": tokens, "n": width, "k": model.hidden}
-    yield builder.projection("mlp_up_proj", dims, Partition.COLUMN, builder.quantization.mlp)
-    operator = "silu_mul" if model.is_gated else "gelu"
-    dims = {"num_tokens": tokens, "intermediate": model.intermediate}
-    yield builder.layer("mlp_activation", operator, dims, Partition.WIDTH)
-    dims = {"m": tokens, "n": model.hidden, "k": model.intermediate}
-    yield builder.projection("mlp_down_proj", dims, Partition.ROW, builder.quantization.mlp)
-    if not builder.options.fuses_add_norm:
+    yield from _operators(builder, parts)
+    # A dense half joins the residual by the rules of the framework that trains it.
+    if not builder.options.fuses_add_norm and not (is_dense and is_training):
         yield builder.residual("mlp_residual")
 
 

@@ -8,17 +8,19 @@ KV cache. The parts below are what that run holds at its peak, as vLLM allocates
 Source: vLLM 0.19, `v1/worker/gpu_worker.py` (determine_available_memory) and the files named below.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.lowering.graph import OperatorNode, Section
+from foretoken.domain.lowering.graph import OperatorNode, RankContext, Section
 from foretoken.domain.lowering.lora import is_adapter_node
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.kinds.spec.kind import RequestState, find_kind
+from foretoken.domain.models.stack import stack_of, state_of, weights_of
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
 from foretoken.domain.units import GIB, Quantity
@@ -70,7 +72,6 @@ _WORKSPACE_BYTES = {"hopper": 32 * 2**20, "blackwell": 32 * 2**20}
 _OTHER_WORKSPACE_BYTES = 8_519_680
 # More blocks than any device holds.
 UNLIMITED_BLOCKS = 2**62
-_LATENT_OPERATORS = ("mla_prefill_module", "mla_decode_module")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +81,10 @@ class ServingMemory:
     `usable_bytes` is what the engine may take of the device for what its `memory_rule` counts
     (see `EngineProfile`), `reserved_bytes` what it takes besides its tensors, `graphs_bytes` what
     captured graphs take, `window_bytes` the part of the KV cache that layers with a sliding window
-    need for all sequences together, `window_bytes_per_token` for each token in the window. What is
-    left holds blocks of `kv_bytes_per_token`. Of the `device_bytes` that a process sees its context
-    takes `context_bytes`, which none of the others can have.
+    need for all sequences together, `window_bytes_per_token` for each token in the window, and
+    `state_bytes` what recurrent layers keep of all sequences, `state_bytes_per_request` of one.
+    What is left holds blocks of `kv_bytes_per_token`. Of the `device_bytes` that a process sees its
+    context takes `context_bytes`, which none of the others can have.
     `adapters_bytes` of the weights are slots of LoRA adapters, and `draft_bytes` the draft's where
     the engine speculates, whose KV cache takes `draft_kv_bytes_per_token` of a token's.
     """
@@ -95,6 +97,8 @@ class ServingMemory:
     reserved_bytes: float = 0.0
     window_bytes: float = 0.0
     window_bytes_per_token: float = 0.0
+    state_bytes_per_request: float = 0.0
+    state_bytes: float = 0.0
     device_bytes: float = 0.0
     context_bytes: float = 0.0
     memory_rule: str = "utilization"
@@ -113,7 +117,7 @@ class ServingMemory:
             # The share is one of what the rest of the device leaves.
             left_bytes = self.device_bytes - self.context_bytes - held_bytes
             left_bytes *= self.usable_bytes / self.device_bytes
-        return left_bytes - self.window_bytes
+        return left_bytes - self.window_bytes - self.state_bytes
 
     def num_kv_blocks(self, block_size: int) -> int:
         """Return how many blocks of `block_size` tokens fit; 0 when nothing does.
@@ -148,6 +152,7 @@ class ServingMemory:
             "the engine itself": self.reserved_bytes,
             "graphs": self.graphs_bytes,
             "attention windows": self.window_bytes,
+            "recurrent states": self.state_bytes,
         }
         named = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
         largest = max(parts, key=lambda name: parts[name])
@@ -165,21 +170,22 @@ _REMEDIES = {
     "the engine itself": "take a larger device",
     "graphs": "capture fewer graph sizes",
     "attention windows": "lower max_num_seqs",
+    "recurrent states": "lower max_num_seqs",
 }
 
 
 def plan_serving_memory(
-    nodes: Nodes, model: ModelArchitecture, engine: EngineProfile, device: DeviceSpec
+    nodes: Nodes, rank: RankContext, engine: EngineProfile, device: DeviceSpec
 ) -> ServingMemory:
     """Return the memory of a rank.
 
     `nodes` are its operators on the largest batch the engine runs, prefill and decode both.
     """
     device_bytes, outside_bytes = visible_bytes(device), context_bytes(device)
+    model, kept = rank.model, _kept_bytes(nodes, rank)
     weights_bytes = sum(node.weights_bytes for node in nodes) + _rotation_bytes(nodes, model)
+    weights_bytes += _extra_bytes(nodes, rank)
     adapters_bytes = sum(node.weights_bytes for node in nodes if is_adapter_node(node))
-    window_tokens = model.sliding_window + engine.block_size
-    token_bytes, window_token_bytes = _kv_bytes_per_token(nodes, model)
     reserved_bytes = float(engine.reserved_bytes)
     if any(_communicates(node) for node in nodes):
         reserved_bytes += engine.collective_bytes
@@ -190,11 +196,16 @@ def plan_serving_memory(
         ),
         weights_bytes=weights_bytes,
         activations_bytes=_activations_bytes(nodes, model, engine, device),
-        kv_bytes_per_token=token_bytes,
+        kv_bytes_per_token=kept.token,
         graphs_bytes=engine.graph_bytes_ratio * (weights_bytes - adapters_bytes),
         reserved_bytes=reserved_bytes,
-        window_bytes=engine.max_num_seqs * window_tokens * window_token_bytes,
-        window_bytes_per_token=window_token_bytes,
+        window_bytes=sum(
+            (engine.max_num_seqs * (window + engine.block_size) * size)
+            for window, size in kept.windows.items()
+        ),
+        window_bytes_per_token=sum(kept.windows.values()),
+        state_bytes_per_request=kept.request,
+        state_bytes=engine.max_num_seqs * kept.request,
         device_bytes=device_bytes,
         context_bytes=outside_bytes,
         memory_rule=engine.memory_rule,
@@ -212,6 +223,8 @@ def add_draft(memory: ServingMemory, draft: ServingMemory) -> ServingMemory:
         graphs_bytes=memory.graphs_bytes + draft.graphs_bytes,
         window_bytes=memory.window_bytes + draft.window_bytes,
         window_bytes_per_token=memory.window_bytes_per_token + draft.window_bytes_per_token,
+        state_bytes=memory.state_bytes + draft.state_bytes,
+        state_bytes_per_request=memory.state_bytes_per_request + draft.state_bytes_per_request,
         kv_bytes_per_token=memory.kv_bytes_per_token + draft.kv_bytes_per_token,
         draft_kv_bytes_per_token=draft.kv_bytes_per_token,
     )
@@ -227,7 +240,8 @@ def _communicates(node: OperatorNode) -> bool:
 
 def _rotation_bytes(nodes: Nodes, model: ModelArchitecture) -> float:
     """Return the bytes of the sines and cosines of every position, which all layers share."""
-    dim = model.mla.qk_rope_head_dim if model.mla else model.head_dim
+    mixers = stack_of(model).mixers
+    dim = max((find_kind(part.kind).rotary_dim(part.dims) for part in mixers), default=0)
     has_layers = any(node.section is Section.LAYER for node in nodes)
     if model.position != "rope" or not has_layers:
         return 0.0
@@ -313,32 +327,59 @@ def _widest(nodes: Iterable[OperatorNode]) -> float:
     )
 
 
-def _kv_bytes_per_token(nodes: Nodes, model: ModelArchitecture) -> tuple[float, float]:
-    """Return the bytes of a token in layers that keep all tokens, and in those with a window.
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Bytes that a rank keeps: of each token, of each in a window by its length, of a request."""
 
-    Where every layer of the model has a window, the first number counts them all: tokens that have
-    left every window are not freed here.
+    token: float
+    windows: Mapping[int, float]
+    request: float
+
+
+def _kept_bytes(nodes: Nodes, rank: RankContext) -> _Kept:
+    """Return what the layers of a rank keep of a request.
+
+    Where no layer of the model keeps all tokens, those with a window count as if they did: tokens
+    that have left every window are not freed here.
     """
-    # Of fewer layers than a period none keeps all tokens.
-    period = model.full_attention_period
-    period = period if period <= model.num_layers else 0
-    kept_bytes = window_bytes = 0.0
-    for node in nodes:
-        if node.operator in _LATENT_OPERATORS and not node.shares_weights:
-            width = node.dims["kv_lora_rank"] + node.dims["qk_rope_head_dim"]
-            kept_bytes += _stored_bytes(node, width * node.repeat)
-        if node.operator == "kv_cache_write":
-            width = 2 * node.dims["num_kv_heads"] * node.dims["head_dim"]
-            num_full = sum(
-                not period or (node.first_layer + layer) % period == period - 1
-                for layer in range(node.repeat)
-            )
-            kept_bytes += _stored_bytes(node, width * num_full)
-            window_bytes += _stored_bytes(node, width * (node.repeat - num_full))
-    return kept_bytes, window_bytes
+    stack, dtype = stack_of(rank.model), _kv_dtype(nodes)
+    held = {layer for node in nodes for layer in node.layers}
+    sees_all = any(_keeps_all(state_of(part)) for part in stack.mixers)
+    token = request = 0.0
+    windows: dict[int, float] = {}
+    for part, layers in stack.mixers.items():
+        count, state = len(held.intersection(layers)), state_of(part, rank.layout.tp)
+        if not count:
+            continue
+        token += float(dtype.bytes_of(state.token_elements * count)) + state.token_bytes * count
+        window = float(dtype.bytes_of(state.window_elements * count))
+        if window and sees_all:
+            windows[state.window_tokens] = windows.get(state.window_tokens, 0.0) + window
+        else:
+            token += window
+        request += state.request_bytes * count
+    return _Kept(token, windows, request)
 
 
-def _stored_bytes(node: OperatorNode, num_elements: int) -> float:
-    scheme = parse_variant(node.variant).get("kv", "")
-    dtype = stored_dtype(scheme) or node.written_dtype
-    return float(dtype.bytes_of(num_elements))
+def _keeps_all(state: RequestState) -> bool:
+    return bool(state.token_elements or state.token_bytes)
+
+
+def _kv_dtype(nodes: Nodes) -> DType:
+    """Return the format of the KV cache: the operators that use it say it if it is their own."""
+    schemes = (parse_variant(node.variant).get("kv", "") for node in nodes)
+    found = next((stored_dtype(scheme) for scheme in schemes if scheme), None)
+    return found or nodes[0].written_dtype
+
+
+def _extra_bytes(nodes: Nodes, rank: RankContext) -> float:
+    """Return the weights beside the layers that no operator here has, on a rank with embeddings.
+
+    Engines split encoders over tp as they split layers.
+    """
+    if not any(node.section is Section.EMBEDDING for node in nodes):
+        return 0.0
+    extras = stack_of(rank.model).extras
+    held = [part for part in extras if find_kind(part.kind).around is None]
+    counts = (weights.total for part in held for weights in weights_of(part, rank.model))
+    return float(nodes[0].written_dtype.bytes_of(sum(counts))) / rank.layout.tp

@@ -1,9 +1,10 @@
 """Make the operator nodes of a model: what all its parts share."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foretoken.domain.lowering.graph import BatchShape, OperatorNode, Partition, Section
+from foretoken.domain.lowering.graph import BatchShape, OperatorNode, Partition, Section, place
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -22,6 +23,8 @@ EAGER_VARIANT = "form=eager"
 class NodeBuilder:
     """Makes nodes of a model on a batch, as a framework runs it.
 
+    Those of layers are made for `layers` (none: all of them).
+
     Raises:
         UnknownPluginError: the options name a quantisation there is not.
 
@@ -30,6 +33,7 @@ class NodeBuilder:
     model: ModelArchitecture
     shape: BatchShape
     options: LoweringOptions
+    layers: Sequence[int] = ()
     quantization: Quantization = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +67,7 @@ class NodeBuilder:
         partition: Partition = Partition.REPLICATED,
         variant: str = "",
     ) -> OperatorNode:
-        """Return an operator of every layer."""
+        """Return an operator of the layers it makes nodes for."""
         return OperatorNode(
             role=role,
             group=find_operator(operator).group,
@@ -72,14 +76,14 @@ class NodeBuilder:
             dims=dims,
             dtype=self.activation_dtype,
             partition=partition,
-            repeat=self.model.num_layers,
             variant=variant,
+            **place(self.layers or range(self.model.num_layers)),
         )
 
     def projection(
         self, role: str, dims: _Dims, partition: Partition, weight: StoredWeight
     ) -> OperatorNode:
-        """Return a matrix product of every layer, its weights stored that way."""
+        """Return a matrix product of the layers, its weights stored that way."""
         return self.stored(self.layer(role, "gemm", dims, partition), weight)
 
     def stored(self, node: OperatorNode, weight: StoredWeight, **facts: str) -> OperatorNode:
@@ -93,7 +97,8 @@ class NodeBuilder:
             dims=node.dims,
             dtype=dtype,
             partition=node.partition,
-            repeat=node.repeat,
+            **node.placement,
+            kv_heads=node.kv_heads,
             variant=format_variant({"quant": weight.variant, **facts}) or "",
             output_dtype=None if dtype is node.dtype else node.dtype,
             weight_bits=weight.bits,

@@ -4,16 +4,20 @@ Models whose layers are alike, or dense before and expert after some layer, say 
 others name their layers and the pattern they are in. Both are the same here.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.models.kinds.spec.kind import Dims, KindSpec, RequestState, Weights, find_kind
+from foretoken.domain.models.kinds.spec.kind import (
+    Dims,
+    KindSpec,
+    Placed,
+    RequestState,
+    Weights,
+    find_kind,
+)
 from foretoken.domain.models.layer import LayerKind, LayerPart, read_pattern
-
-# A part and the layers it is in.
-Placed = Mapping[LayerPart, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,12 @@ class LayerStack:
         """Tokens that the widest layer with a window keeps; 0 where none has one."""
         parts = self.mixers
         return max((state_of(part).window_tokens for part in parts), default=0)
+
+    @property
+    def split_heads(self) -> tuple[int, ...]:
+        """How many heads mixers have, of those that tensor parallelism must divide."""
+        heads = {part[dim] for part in self.mixers for dim in find_kind(part.kind).split_heads}
+        return tuple(sorted(heads))
 
     def find_extra(self, kind: str) -> LayerPart | None:
         """Return the part of that kind beside the layers, None where there is none."""

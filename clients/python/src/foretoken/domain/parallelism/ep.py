@@ -22,7 +22,8 @@ from foretoken.domain.lowering.options import (
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.models.architecture import MoeSpec
+from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.limit import Limit
@@ -30,25 +31,26 @@ from foretoken.domain.units import Quantity
 
 
 def _limits(cases: LayoutCases) -> Iterator[Limit]:
-    moe = cases.model.moe
-    if moe is None:
+    experts = stack_of(cases.model).experts
+    if not experts:
         yield Limit(
             "experts",
             cases.ep > 1,
             lambda: f"{cases.model.name} has no experts to spread; leave it at 1",
         )
-    elif cases.training is not None:
-        yield from expert_limits(cases, cases.training, moe)
-    else:
-        yield from _served_limits(cases, moe)
+    elif cases.training is None:
+        for part in experts:
+            yield from _served_limits(cases, part)
+    elif cases.model.moe is not None:
+        yield from expert_limits(cases, cases.training, cases.model.moe)
 
 
-def _served_limits(cases: LayoutCases, moe: MoeSpec) -> Iterator[Limit]:
+def _served_limits(cases: LayoutCases, experts: LayerPart) -> Iterator[Limit]:
     ep, num_ranks = cases.ep, cases.tp * cases.dp
     yield Limit(
         "experts",
-        moe.num_experts % ep != 0,
-        lambda: f"{ep} does not divide the {moe.num_experts} experts of {cases.model.name}",
+        experts["num_experts"] % ep != 0,
+        lambda: f"{ep} does not divide the {experts['num_experts']} experts of {cases.model.name}",
     )
     yield Limit(
         "experts",
@@ -58,10 +60,10 @@ def _served_limits(cases: LayoutCases, moe: MoeSpec) -> Iterator[Limit]:
     width = larger(1, num_ranks // ep)
     yield Limit(
         "experts",
-        (ep > 1) & (num_ranks % ep == 0) & (moe.expert_intermediate % width != 0),
+        (ep > 1) & (num_ranks % ep == 0) & (experts["intermediate"] % width != 0),
         lambda: (
             f"the {width} ranks that share an expert do not divide its width"
-            f" {moe.expert_intermediate}"
+            f" {experts['intermediate']}"
         ),
     )
     yield Limit(
@@ -76,26 +78,25 @@ def _served_limits(cases: LayoutCases, moe: MoeSpec) -> Iterator[Limit]:
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
     if lowering.options.training is not None:
         return distribute_experts(nodes, lowering)
-    moe = lowering.rank.model.moe
-    if lowering.rank.layout.ep == 1 or moe is None:
+    if lowering.rank.layout.ep == 1:
         return nodes
-    return tuple(part for node in nodes for part in _spread(node, lowering, moe))
+    return tuple(part for node in nodes for part in _spread(node, lowering))
 
 
-def _spread(node: OperatorNode, lowering: Lowering, moe: MoeSpec) -> Iterator[OperatorNode]:
+def _spread(node: OperatorNode, lowering: Lowering) -> Iterator[OperatorNode]:
     if node.operator != "moe_experts":
         yield node
         return
     rank, own_tokens = lowering.rank, node.dims["num_tokens"]
     if not rank.has_lock_step:
-        yield _local_experts(node, lowering, moe, own_tokens)
+        yield _local_experts(node, lowering, own_tokens)
         yield _collective(node, rank, "all_reduce", own_tokens, "tp")
         return
     tokens = lowering.shape.num_group_tokens
     if tokens is None:
         tokens = own_tokens * rank.layout.dp
-    dispatch, combine = _exchange(node, lowering, moe, tokens)
-    experts = _local_experts(node, lowering, moe, tokens)
+    dispatch, combine = _exchange(node, lowering, tokens)
+    experts = _local_experts(node, lowering, tokens)
     for shared in (dispatch, experts, combine):
         yield dataclasses.replace(shared, is_group_wide=True)
     if rank.layout.tp > 1:
@@ -103,32 +104,31 @@ def _spread(node: OperatorNode, lowering: Lowering, moe: MoeSpec) -> Iterator[Op
         yield _collective(node, rank, "all_gather", own_tokens, "tp")
 
 
-def _local_experts(
-    node: OperatorNode, lowering: Lowering, moe: MoeSpec, tokens: Quantity
-) -> OperatorNode:
+def _local_experts(node: OperatorNode, lowering: Lowering, tokens: Quantity) -> OperatorNode:
     rank, options = lowering.rank, lowering.options
+    top_k, num_experts = int(node.dims["top_k"]), int(node.dims["num_experts"])
     routing = ExpertRouting(
-        top_k=moe.top_k,
-        num_experts=moe.num_experts,
+        top_k=top_k,
+        num_experts=num_experts,
         num_ranks=rank.layout.ep,
         name=options.moe_routing,
     )
     load = expert_load(tokens, routing, options.moe_imbalance_ratio)
     dims = {
         "num_tokens": tokens,
-        "top_k": moe.top_k,
-        "num_experts": moe.num_experts,
-        "num_local_experts": moe.num_experts // rank.layout.ep,
+        "top_k": top_k,
+        "num_experts": num_experts,
+        "num_local_experts": num_experts // rank.layout.ep,
         "num_local_pairs": load.num_pairs,
         "num_active_experts": load.num_active,
         "hidden": node.dims["hidden"],
-        "intermediate": moe.expert_intermediate // rank.moe_tp,
+        "intermediate": node.dims["intermediate"] // rank.moe_tp,
     }
     return dataclasses.replace(node, operator="moe_local_experts", dims=dims)
 
 
 def _exchange(
-    node: OperatorNode, lowering: Lowering, moe: MoeSpec, tokens: Quantity
+    node: OperatorNode, lowering: Lowering, tokens: Quantity
 ) -> tuple[OperatorNode, OperatorNode]:
     """Return what brings the group's tokens to the experts, and what brings the sums back."""
     rank = lowering.rank
@@ -139,7 +139,7 @@ def _exchange(
         )
     # A rank sends each of its tokens once to every rank that has any of its experts.
     ep = rank.layout.ep
-    copies = ep * (1 - (1 - 1 / ep) ** moe.top_k)
+    copies = ep * (1 - (1 - 1 / ep) ** int(node.dims["top_k"]))
     sent = larger(rounded(tokens * (copies / (rank.layout.tp * rank.layout.dp))), 1)
     dispatch = _collective(node, rank, "all_to_all", sent, "dp")
     combine = dataclasses.replace(dispatch, role=f"{node.role}_combine")
@@ -164,8 +164,7 @@ def _collective(
             **group_dims(layout, "tp", rank.devices_per_node),
         },
         dtype=node.written_dtype,
-        repeat=node.repeat,
-        first_layer=node.first_layer,
+        **node.placement,
         axis="ep" if axis == "dp" else axis,
     )
 

@@ -74,9 +74,9 @@ def _cut(node: OperatorNode, rank: RankContext) -> OperatorNode:
     if node.section is not Section.LAYER:
         return node
     layers = rank.stage_layers
-    stride = node.layer_stride
-    all_layers = range(node.first_layer, node.first_layer + node.repeat * stride, stride)
-    kept = [layer for layer in all_layers if layer in layers]
+    kept = [layer for layer in node.layers if layer in layers]
+    if node.places:
+        return node.in_layers(kept)
     first = kept[0] if kept else node.first_layer
     return dataclasses.replace(node, first_layer=first, repeat=len(kept))
 
@@ -112,7 +112,7 @@ def stage_transfers(
     """
     trainer = training.trainer
     near = dataclasses.replace(
-        stream, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1
+        stream, section=Section.BOUNDARY, repeat=1, first_layer=0, layer_stride=1, places=()
     )
     message_bytes = near.dtype.bytes_of(near.dims["num_tokens"] * rank.model.hidden)
     is_scattered = trainer.scatters_stage_transfers and rank.layout.tp > 1

@@ -8,7 +8,7 @@ Source: Shoeybi et al., Megatron-LM, 2019.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from foretoken.domain.lowering.communication import axis_group, group_dims
 from foretoken.domain.lowering.context_parallel import exchange_heads, head_limits, key_head_limit
@@ -22,13 +22,19 @@ from foretoken.domain.lowering.options import (
 )
 from foretoken.domain.lowering.sequence_parallel import add_collectives, token_limit
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.kinds.spec.dims import local_heads
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.limit import Limit
 from foretoken.domain.units import Quantity, ceil_divide
 
 # What counts the query heads of an operator, alone or times sequences.
 _HEAD_DIMS = ("num_heads", "batch", "num_matrices")
 # Operators with a row for every query head of a token.
-_HEAD_ROWS = ("q_norm", "attn_dropout")
+_HEAD_ROWS = ("q_norm", "attn_dropout", "recurrent_norm")
+# Heads that ranks hold copies of where there are fewer of them than ranks.
+_REPEATED_DIMS = ("num_kv_heads", "index_num_heads")
+# What counts the heads of a recurrent state, and the features that lie with them.
+_STATE_DIMS = ("num_heads", "num_k_heads", "num_v_heads", "num_groups", "channels")
 
 
 def _limits(cases: LayoutCases) -> Iterator[Limit]:
@@ -43,14 +49,21 @@ def _limits(cases: LayoutCases) -> Iterator[Limit]:
             lambda: f"{trainer.name} computes attention by whole rows of scores; set tp 1",
         )
         yield token_limit(cases, training)
-    yield Limit(
-        "heads",
-        splits_layers & (model.num_heads % tp != 0),
-        lambda: f"{tp} does not divide the {model.num_heads} heads of {model.name}",
-    )
-    yield key_head_limit(model, tp, splits_layers)
+    stack = stack_of(model)
+    for num_heads in stack.split_heads:
+        yield _head_limit(num_heads, cases, splits_layers)
+    for num_heads in sorted({part.dims.get("num_kv_heads", 1) for part in stack.mixers} - {1}):
+        yield key_head_limit(model, tp, splits_layers, num_heads)
     for width in sorted(_mlp_widths(cases)):
         yield _width_limit(width, cases, splits_layers)
+
+
+def _head_limit(num_heads: int, cases: LayoutCases, splits_layers: Quantity) -> Limit:
+    return Limit(
+        "heads",
+        splits_layers & (num_heads % cases.tp != 0),
+        lambda: f"{cases.tp} does not divide the {num_heads} heads of {cases.model.name}",
+    )
 
 
 def _width_limit(width: int, cases: LayoutCases, splits_layers: Quantity) -> Limit:
@@ -62,17 +75,14 @@ def _width_limit(width: int, cases: LayoutCases, splits_layers: Quantity) -> Lim
 
 
 def _mlp_widths(cases: LayoutCases) -> set[int]:
-    moe = cases.model.moe
-    if moe is None:
-        return {cases.model.intermediate}
     # With expert parallelism, and in training, how an expert is split is up to that.
     splits_experts = cases.training is None and cases.ep == 1
-    widths = {moe.expert_intermediate} if splits_experts else set()
-    if moe.num_shared_experts:
-        widths.add(moe.num_shared_experts * moe.expert_intermediate)
-    if moe.num_dense_layers:
-        widths.add(cases.model.intermediate)
-    return widths
+    widths = set()
+    for part in stack_of(cases.model).feed_forwards:
+        if splits_experts or part.kind != "experts":
+            widths.add(part["intermediate"])
+        widths.add(part.dims.get("shared_intermediate", 0))
+    return widths - {0}
 
 
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
@@ -87,16 +97,20 @@ def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
         return add_collectives(parts, lowering)
     has_loss = any(node.role == "loss" for node in nodes)
     parts = [part for node in nodes for part in _split(node, rank, has_loss)]
-    if not any(node.role == "attn_out_proj" for node in nodes):
-        parts = list(_with_module_sums(parts, rank))
-    return tuple(parts)
+    summed = {layer for node in nodes if node.role == "attn_out_proj" for layer in node.layers}
+    return tuple(_with_module_sums(parts, rank, summed))
 
 
-def _with_module_sums(nodes: list[OperatorNode], rank: RankContext) -> Iterator[OperatorNode]:
-    """Add the sum that ends an attention whose output projection is inside a module."""
+def _with_module_sums(
+    nodes: list[OperatorNode], rank: RankContext, summed: set[int]
+) -> Iterator[OperatorNode]:
+    """Add the sum that ends an attention whose output projection is inside a module.
+
+    `summed` are the layers that have a sum.
+    """
     for node in nodes:
         yield node
-        if node.role == "input_norm":
+        if node.role == "input_norm" and summed.isdisjoint(node.layers):
             message_bytes = node.dtype.bytes_of(node.dims["num_tokens"] * rank.model.hidden)
             named = dataclasses.replace(node, role="attn_out_proj")
             yield _collective(named, rank, "all_reduce", message_bytes)
@@ -114,7 +128,8 @@ def _split(node: OperatorNode, rank: RankContext, has_loss: bool) -> Iterator[Op
         or node.operator == "moe_experts"
         or (node.partition is Partition.VOCAB and node.section is Section.EMBEDDING)
     ):
-        message_bytes = node.written_dtype.bytes_of(rows * rank.model.hidden)
+        width = node.dims.get("hidden", rank.model.hidden)
+        message_bytes = node.written_dtype.bytes_of(rows * width)
         yield _collective(node, rank, "all_reduce", message_bytes)
     elif node.role == "loss":
         # The largest logit, the label's and the sum of exponents, per token in fp32.
@@ -140,40 +155,43 @@ def _split_dims(node: OperatorNode, rank: RankContext) -> dict[str, Quantity]:
         case Partition.ROW:
             dims["k"] = dims["k"] // tp
         case Partition.QKV:
-            num_heads = rank.model.num_heads // tp + 2 * _local_kv_heads(rank)
-            dims["n"] = num_heads * rank.model.head_dim
+            num_heads, width = node.kv_heads
+            rest = dims["n"] - num_heads * width
+            dims["n"] = rest // tp + local_heads(num_heads, tp) * width
         case Partition.HEADS:
-            dims = _split_heads(dims, rank, node.role)
+            dims = _split_heads(node, tp)
         case Partition.QUERIES:
             name = "batch" if "batch" in dims else "num_heads"
             dims[name] = dims[name] // tp
+            dims.update(_repeated(dims, ("o_groups",), tp))
+        case Partition.STATES:
+            dims.update(_repeated(dims, _STATE_DIMS, tp))
         case Partition.WIDTH:
             name = "intermediate" if "intermediate" in dims else "hidden"
             dims[name] = ceil_divide(dims[name], tp)
         case Partition.VOCAB:
             name = "vocab" if "vocab" in dims else "num_params"
             dims[name] = ceil_divide(dims[name], tp)
-        case Partition.REPLICATED:
-            pass
     return dims
 
 
-def _split_heads(dims: dict[str, Quantity], rank: RankContext, role: str) -> dict[str, Quantity]:
-    kv_heads = _local_kv_heads(rank)
-    if "num_kv_heads" in dims:
-        dims["num_kv_heads"] = kv_heads
+def _repeated(dims: dict[str, Quantity], names: Sequence[str], tp: int) -> dict[str, Quantity]:
+    """Return the heads of a rank, of which there is at least one, by the names that are there."""
+    return {name: local_heads(int(dims[name]), tp) for name in names if name in dims}
+
+
+def _split_heads(node: OperatorNode, tp: int) -> dict[str, Quantity]:
+    dims = dict(node.dims)
+    dims.update(_repeated(dims, _REPEATED_DIMS, tp))
     for name in _HEAD_DIMS:
         if name in dims:
-            dims[name] = dims[name] // rank.layout.tp
-    if role in _HEAD_ROWS:
-        dims["num_tokens"] = dims["num_tokens"] // rank.layout.tp
-    if role == "k_norm":
-        dims["num_tokens"] = dims["num_tokens"] // rank.model.num_kv_heads * kv_heads
+            dims[name] = dims[name] // tp
+    if node.role in _HEAD_ROWS:
+        dims["num_tokens"] = dims["num_tokens"] // tp
+    if node.role == "k_norm":
+        num_heads, _ = node.kv_heads
+        dims["num_tokens"] = dims["num_tokens"] // num_heads * local_heads(num_heads, tp)
     return dims
-
-
-def _local_kv_heads(rank: RankContext) -> int:
-    return max(1, rank.model.num_kv_heads // rank.layout.tp)
 
 
 def _collective(
@@ -189,9 +207,7 @@ def _collective(
             **group_dims(rank.layout, "tp", rank.devices_per_node),
         },
         dtype=node.written_dtype,
-        repeat=node.repeat,
-        first_layer=node.first_layer,
-        layer_stride=node.layer_stride,
+        **node.placement,
         axis="tp",
     )
 

@@ -12,6 +12,7 @@ from foretoken.domain.errors import (
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.topology import Link, topology_of_device
 from foretoken.domain.lowering.memory import ServingMemory
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.cluster import (
     AutoscalingSpec,
     ClusterSpec,
@@ -73,7 +74,8 @@ class KvTransferSetup:
     """How a prompt's KV cache moves: its bytes in the whole model, and `latency_ns` more.
 
     Every token has `bytes_per_token`, the last `window_tokens` of a prompt also those of layers
-    with a sliding window, `window_bytes_per_token`.
+    with a sliding window, `window_bytes_per_token`, and a prompt the `state_bytes` of recurrent
+    layers.
     With `overlaps_prefill` what could be sent while the prompt was computed need not be any more;
     the last of `num_layers` always is.
     """
@@ -84,11 +86,13 @@ class KvTransferSetup:
     num_layers: int = 1
     window_bytes_per_token: float = 0.0
     window_tokens: int = 0
+    state_bytes: float = 0.0
 
     def bytes_of(self, num_tokens: int) -> float:
         """Return the bytes of a prompt's KV cache."""
         num_in_window = min(num_tokens, self.window_tokens)
-        return num_tokens * self.bytes_per_token + num_in_window * self.window_bytes_per_token
+        token_bytes = num_tokens * self.bytes_per_token
+        return token_bytes + num_in_window * self.window_bytes_per_token + self.state_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +163,7 @@ def set_up_cluster(scenario: ServingScenario, pools: Sequence[ResolvedPool]) -> 
     if cluster is None:
         raise InvalidRequestError.of_field("cluster", "must be set")
     links = _links(cluster, [pool.scenario for pool in pools])
-    token_bytes, window_token_bytes = _model_kv_bytes(pools[0].scenario)
+    whole = _whole_memory(pools[0].scenario)
     return ClusterSetup(
         pools=tuple(
             replace(_set_up_pool(spec, pool, link), has_retries=cluster.failures is not None)
@@ -168,9 +172,10 @@ def set_up_cluster(scenario: ServingScenario, pools: Sequence[ResolvedPool]) -> 
         routing=cluster.routing,
         decode_routing=cluster.decode_routing,
         kv_transfer=KvTransferSetup(
-            bytes_per_token=token_bytes,
-            window_bytes_per_token=window_token_bytes,
-            window_tokens=scenario.model.sliding_window,
+            bytes_per_token=whole.kv_bytes_per_token,
+            window_bytes_per_token=whole.window_bytes_per_token,
+            window_tokens=stack_of(scenario.model).window,
+            state_bytes=whole.state_bytes_per_request,
             latency_ns=round(max((link.latency_us for link in links), default=0.0) * NS_PER_US),
             overlaps_prefill=cluster.kv_transfer.overlaps_prefill,
             num_layers=scenario.model.num_layers,
@@ -193,7 +198,7 @@ def _set_up_pool(spec: ReplicaPool, pool: ResolvedPool, link: Link) -> PoolSetup
     # What the fullest rank holds goes through one port, so this much of the whole does in a second.
     port_bytes_per_s = link.bandwidth_bytes_per_s
     if held_bytes:
-        port_bytes_per_s *= sum(_model_kv_bytes(pool.scenario)) / held_bytes
+        port_bytes_per_s *= _token_bytes(_whole_memory(pool.scenario)) / held_bytes
     return PoolSetup(
         name=spec.name,
         role=PoolRole(spec.role),
@@ -263,14 +268,11 @@ def _check_transfer(scenario: ServingScenario, cluster: ClusterSpec) -> list[Fie
     ]
 
 
-def _model_kv_bytes(scenario: ServingScenario) -> tuple[float, float]:
-    """Return a token's KV cache, in layers that keep all tokens and in those with a window.
-
-    It counts once, however many devices keep a copy.
-    """
+def _whole_memory(scenario: ServingScenario) -> ServingMemory:
+    """Return the memory of the model on one device: what it keeps of a request counts once."""
     alone = replace(scenario, layout=ParallelLayout())
     [memory] = plan_memories(alone, alone.resolve_engine())
-    return memory.kv_bytes_per_token, memory.window_bytes_per_token
+    return memory
 
 
 def _token_bytes(memory: ServingMemory) -> float:

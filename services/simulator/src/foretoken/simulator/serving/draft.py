@@ -9,6 +9,8 @@ import numpy as np
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.layer import LayerKind
+from foretoken.domain.models.stack import stack_of, state_of
 from foretoken.domain.requests.cluster import SpeculativeSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
@@ -40,7 +42,7 @@ def draft_scenario(scenario: ServingScenario) -> ServingScenario | None:
     if spec.draft_model is None:
         return replace(alone, model=_last_layers(scenario.model, spec.num_draft_layers))
     layout = scenario.layout
-    if spec.draft_model.moe is None:
+    if not stack_of(spec.draft_model).experts:
         layout = ParallelLayout(tp=layout.tp)
     return replace(alone, model=spec.draft_model, layout=layout, quantization="")
 
@@ -181,11 +183,28 @@ def time_drafts(setup: DeploymentSetup, cost: StepCosts) -> DeploymentSetup:
 
 def _last_layers(model: ModelArchitecture, num_layers: int) -> ModelArchitecture:
     """Return layers like a model's last ones, which see all tokens, with its head."""
+    name = f"{model.name} draft layers"
+    if model.layers:
+        stack = stack_of(model)
+        seeing = [part for part in stack.mixers if not state_of(part).window_tokens]
+        keeping = [part for part in seeing if state_of(part).token_elements] or list(stack.mixers)
+        half = list(stack.feed_forwards)[-1]
+        layer = LayerKind(name="draft", mixer=keeping[-1], feed_forward=half)
+        return replace(
+            model,
+            name=name,
+            num_layers=0,
+            layers=(layer,),
+            pattern=f"{num_layers}*draft",
+            extras=(),
+            aliases=(),
+        )
     moe = replace(model.moe, num_dense_layers=0) if model.moe else None
     return replace(
         model,
-        name=f"{model.name} draft layers",
+        name=name,
         num_layers=num_layers,
+        extras=(),
         moe=moe,
         sliding_window=0,
         full_attention_period=0,

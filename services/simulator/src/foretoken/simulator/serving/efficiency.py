@@ -296,7 +296,8 @@ def describe_memory(
             graphs_bytes=memory.graphs_bytes,
             reserved_bytes=memory.reserved_bytes,
             kv_bytes=memory.kv_bytes_per_token * pool.record.num_kv_blocks * pool.record.block_size
-            + memory.window_bytes,
+            + memory.window_bytes
+            + memory.state_bytes,
             pool=pool.record.name,
         )
         for pool, stages in zip(fleet, memories, strict=True)

@@ -88,7 +88,7 @@ def _plan_memory(
     scenario: ServingScenario, engine: EngineProfile, rank: RankContext, device: DeviceSpec
 ) -> ServingMemory:
     nodes = _lower_largest(scenario, engine, rank)
-    return plan_serving_memory(nodes, scenario.model, engine, device)
+    return plan_serving_memory(nodes, rank, engine, device)
 
 
 def _plan_draft_memory(
@@ -102,7 +102,7 @@ def _plan_draft_memory(
     nodes = _lower_largest(draft, engine, rank)
     if scenario.speculative is not None and scenario.speculative.draft_model is None:
         nodes = tuple(node for node in nodes if node.section is Section.LAYER)
-    return plan_serving_memory(nodes, draft.model, engine, device)
+    return plan_serving_memory(nodes, rank, engine, device)
 
 
 def _lower_largest(scenario: ServingScenario, engine: EngineProfile, rank: RankContext) -> Nodes:

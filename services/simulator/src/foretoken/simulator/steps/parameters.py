@@ -60,8 +60,8 @@ def number_layer_kinds(forward: Nodes, num_layers: int) -> tuple[int, ...]:
     """
     ranges = [node.layers for node in forward]
     edges = {0, num_layers, *(end for item in ranges if item for end in (item[0], item[-1] + 1))}
-    strides = {item.step for item in ranges if len(item) > 1}
-    if edges == {0, num_layers} and strides <= {1}:
+    are_runs = all(len(item) == item[-1] + 1 - item[0] for item in ranges if item)
+    if edges == {0, num_layers} and are_runs:
         return (0,) * num_layers
     kinds: dict[tuple[bool, ...], int] = {}
     return tuple(

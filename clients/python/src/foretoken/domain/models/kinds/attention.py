@@ -1,7 +1,17 @@
 """Attention of grouped heads: over all tokens before, over a window of them, or inside chunks."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
+from foretoken.domain.lowering.batch_dims import dims_of, parts_of, window_dims
+from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.node_builder import EAGER_VARIANT, NodeBuilder
+from foretoken.domain.lowering.training_layer import (
+    is_unfused,
+    lower_unfused_attention,
+    trainer_of,
+    training_projection,
+)
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import HEADS, local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -9,9 +19,12 @@ from foretoken.domain.models.kinds.spec.kind import (
     KindDim,
     KindSpec,
     Place,
+    Placed,
     RequestState,
     Weights,
 )
+from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.units import Quantity
 
 # Of `qk_norm`: none, one weight for the features of a head, one for those of all heads.
 _HEAD_NORM, _LAYER_NORM = 1, 2
@@ -56,6 +69,103 @@ def _check(d: Dims) -> Mapping[str, tuple[bool, str]]:
     }
 
 
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    """Yield projections, rotation, cache and attention of the layers."""
+    d, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
+    num_heads, num_kv_heads, head_dim = d["num_heads"], d["num_kv_heads"], d["head_dim"]
+    v_dim = value_dim(d.dims)
+    widths = num_kv_heads * (head_dim + (0 if d["has_value_of_key"] else v_dim))
+    kv_heads = (num_kv_heads, widths // num_kv_heads)
+    gate_width = {0: 0, 1: num_heads * v_dim, 2: num_heads}[d["gate"]]
+    dims = {"m": tokens, "n": num_heads * head_dim + gate_width + widths, "k": hidden}
+    for node in _projection(builder, "attn_qkv_proj", dims, Partition.QKV):
+        yield dataclasses.replace(node, kv_heads=kv_heads)
+    yield from _head_norms(builder, d)
+    heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
+    turned = (layers for part, layers in parts.items() if part["has_rope"])
+    turning = sorted(layer for layers in turned for layer in layers)
+    if turning:
+        dims = {"num_tokens": tokens, **heads, "head_dim": d["rotary_dim"] or head_dim}
+        training = builder.options.training
+        variant = EAGER_VARIANT if training and not training.trainer.fuses_rope else ""
+        yield builder.layer("attn_rope", "rope", dims, Partition.HEADS, variant).in_layers(turning)
+    if builder.options.has_kv_cache:
+        # Half of a key and a value together, which that operator counts twice.
+        dims = {"num_tokens": tokens, "num_kv_heads": num_kv_heads}
+        dims["head_dim"] = (head_dim + v_dim) // 2
+        variant = builder.kv_variant
+        yield builder.layer("kv_cache_write", "kv_cache_write", dims, Partition.HEADS, variant)
+    yield from _kernels(builder, parts)
+    dims = {"m": tokens, "n": hidden, "k": num_heads * v_dim}
+    yield from _projection(builder, "attn_out_proj", dims, Partition.ROW)
+
+
+def _head_norms(builder: NodeBuilder, d: LayerPart) -> Iterator[OperatorNode]:
+    tokens, head_dim = builder.shape.num_tokens, d["head_dim"]
+    for role, num_heads in (("q_norm", d["num_heads"]), ("k_norm", d["num_kv_heads"])):
+        if d["qk_norm"] == _HEAD_NORM:
+            dims = {"num_tokens": tokens * num_heads, "hidden": head_dim}
+            node = builder.layer(role, "rms_norm", dims, Partition.HEADS)
+            yield dataclasses.replace(node, kv_heads=(d["num_kv_heads"], head_dim))
+        elif d["qk_norm"] == _LAYER_NORM:
+            dims = {"num_tokens": tokens, "hidden": num_heads * head_dim}
+            yield builder.layer(f"{role}_of_all", "rms_norm", dims, Partition.WIDTH)
+
+
+def _projection(
+    builder: NodeBuilder, role: str, dims: dict[str, Quantity], partition: Partition
+) -> Iterator[OperatorNode]:
+    if builder.options.training is None:
+        yield builder.projection(role, dims, partition, builder.quantization.attention)
+        return
+    model = builder.model
+    has_bias = model.has_bias or (model.has_qkv_bias and partition is Partition.QKV)
+    # The bias of the output joins the residual stream, by a kernel of its own or with it.
+    is_fused = partition is Partition.QKV or trainer_of(builder).fuses_residual
+    for node in training_projection(builder, role, dims, partition):
+        is_biased = has_bias and is_fused and node.operator == "gemm"
+        yield dataclasses.replace(node, has_bias=is_biased)
+
+
+def _kernels(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    shape, d = builder.shape, next(iter(parts))
+    if shape.prefill is not None and is_unfused(builder):
+        yield from lower_unfused_attention(builder, shape.prefill)
+        return
+    # Windows are a matter of serving: they have no backward pass here.
+    reaches: dict[int, list[int]] = {}
+    for part, held in parts.items():
+        reach = _reach(part) if builder.options.has_kv_cache else 0
+        reaches.setdefault(reach, []).extend(held)
+    for name, batch in parts_of(shape):
+        for reach, layers in sorted(reaches.items()):
+            node = _kernel(builder, d, f"attention_{name}", dims_of(batch))
+            if reach:
+                dims = window_dims(batch, reach)
+                node = _kernel(builder, d, f"attention_{name}_window", dims)
+            yield node.in_layers(sorted(layers))
+
+
+def _reach(part: LayerPart) -> int:
+    """Return the tokens a query sees, 0 for all: of a chunk half of it on average."""
+    return part["window"] or -(-part["chunk"] // 2)
+
+
+def _kernel(
+    builder: NodeBuilder, d: LayerPart, operator: str, batch: dict[str, Quantity]
+) -> OperatorNode:
+    dims = {
+        **batch,
+        "num_heads": d["num_heads"],
+        "num_kv_heads": d["num_kv_heads"],
+        "head_dim": (d["head_dim"] + value_dim(d.dims)) // 2,
+    }
+    node = builder.layer(operator, operator, dims, Partition.HEADS, builder.kv_variant)
+    if builder.options.training is None:
+        return node
+    return dataclasses.replace(node, share=trainer_of(builder).attention_time_ratio)
+
+
 KIND = KindSpec(
     name="attention",
     place=Place.MIXER,
@@ -79,6 +189,9 @@ KIND = KindSpec(
     weights=_weights,
     state=_state,
     check=_check,
+    lower=_lower,
+    rotary_dim=lambda d: d["has_rope"] * (d["rotary_dim"] or d["head_dim"]),
+    split_heads=("num_heads",),
     approximated="chunks run as windows of half a chunk, what a query sees of one on average;"
     " sinks, output gates and partial rotation take no time of their own",
     has_backward=True,

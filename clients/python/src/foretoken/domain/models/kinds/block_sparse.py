@@ -1,7 +1,11 @@
 """Attention of grouped heads to the blocks that an indexer scores highest (MSA of MiniMax-M3)."""
 
+import dataclasses
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.batch_dims import parts_of, selected_dims
+from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import HEADS, INDEXER, local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -9,6 +13,7 @@ from foretoken.domain.models.kinds.spec.kind import (
     KindDim,
     KindSpec,
     Place,
+    Placed,
     RequestState,
     Weights,
 )
@@ -26,6 +31,24 @@ def _state(d: Dims, tp: int) -> RequestState:
     return RequestState(token_elements=kv_width + d["index_head_dim"])
 
 
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    part, weight = next(iter(parts)), builder.quantization.attention
+    widths = {
+        **{name: part[name] for name in ("num_heads", "num_kv_heads", "head_dim")},
+        "hidden": builder.model.hidden,
+        "index_num_heads": part["index_heads"],
+        "index_head_dim": part["index_head_dim"],
+        "block_size": part["block_size"],
+        "topk_blocks": part["index_topk"],
+    }
+    for index, (name, batch) in enumerate(parts_of(builder.shape)):
+        dims = {**selected_dims(batch, part["index_topk"] * part["block_size"]), **widths}
+        operator = f"msa_{name}_module"
+        node = builder.layer(operator, operator, dims, Partition.HEADS)
+        node = builder.stored(node, weight, kv=builder.kv_format)
+        yield dataclasses.replace(node, shares_weights=index > 0)
+
+
 KIND = KindSpec(
     name="block_sparse",
     place=Place.MIXER,
@@ -35,5 +58,8 @@ KIND = KindSpec(
     dims=(*HEADS, *INDEXER, KindDim("block_size", "tokens of a block", minimum=1)),
     weights=_weights,
     state=_state,
+    lower=_lower,
+    rotary_dim=lambda d: d["head_dim"],
+    split_heads=("num_heads",),
     matrices={"attention": ("self_attn.q_proj", "self_attn.o_proj")},
 )

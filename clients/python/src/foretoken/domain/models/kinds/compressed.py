@@ -2,15 +2,28 @@
 
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.batch_dims import (
+    Part,
+    dims_of,
+    parts_of,
+    visible_tokens,
+    window_pairs,
+)
+from foretoken.domain.lowering.graph import DecodeShape, OperatorNode
+from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.kinds.latent import module_node
 from foretoken.domain.models.kinds.spec.kind import (
     Dims,
     KindDim,
     KindSpec,
     Place,
+    Placed,
     RequestState,
     Weights,
 )
+from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.units import Quantity, smaller
 
 # Up to this ratio blocks overlap and an indexer picks among them (CSA); above, none does (HCA).
 INDEXED_RATIO = 4
@@ -65,6 +78,44 @@ def _state(d: Dims, _tp: int) -> RequestState:
     )
 
 
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    part = next(iter(parts))
+    names = ("compress_ratio", "window", "num_heads", "q_lora_rank", "head_dim")
+    widths = {name: part[name] for name in (*names, "o_groups", "o_lora_rank")}
+    index = ("index_heads", "index_head_dim", "index_topk")
+    heads, head_dim, topk = (is_indexed(part.dims) * part[name] for name in index)
+    widths |= {"index_num_heads": heads, "index_head_dim": head_dim, "index_topk": topk}
+    for place, (name, batch) in enumerate(parts_of(builder.shape)):
+        dims = {**_seen(batch, part), **widths, "hidden": builder.model.hidden}
+        operator = f"compressed_attention_{name}_module"
+        yield module_node(builder, operator, dims, is_first=place == 0)
+
+
+def _seen(batch: Part, part: LayerPart) -> dict[str, Quantity]:
+    """Return what queries see: tokens of the window, and compressed entries of all before."""
+    ratio, window = part["compress_ratio"], part["window"]
+    entries = batch.kv_tokens // ratio if ratio else 0 * batch.kv_tokens
+    if isinstance(batch, DecodeShape):
+        most = smaller(entries, batch.num_seqs * part["index_topk"])
+        return {
+            **dims_of(batch),
+            "num_entries": entries,
+            "window_tokens": visible_tokens(batch, window),
+            "selected_entries": most if is_indexed(part.dims) else entries,
+        }
+    pairs = batch.score_pairs // ratio if ratio else 0 * batch.score_pairs
+    most = smaller(pairs, batch.q_tokens * part["index_topk"])
+    return {
+        "num_seqs": batch.num_seqs,
+        "q_tokens": batch.q_tokens,
+        "kv_tokens": batch.kv_tokens,
+        "num_entries": entries,
+        "window_pairs": window_pairs(batch, window),
+        "entry_pairs": pairs,
+        "selected_pairs": most if is_indexed(part.dims) else pairs,
+    }
+
+
 KIND = KindSpec(
     name="compressed",
     place=Place.MIXER,
@@ -86,6 +137,9 @@ KIND = KindSpec(
     ),
     weights=_weights,
     state=_state,
+    lower=_lower,
+    rotary_dim=lambda d: d["qk_rope_head_dim"],
+    split_heads=("num_heads",),
     approximated="the KV cache has one format; engines keep positional features in 16 bits",
     matrices={"latent": ("self_attn.wq_b", "self_attn.wo_b")},
 )

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
+from foretoken.domain.lowering.expert_layer import lower_experts
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.models.kinds.spec.kind import Dims, KindDim, KindSpec, Place, Weights
+from foretoken.domain.models.kinds.spec.kind import Dims, KindDim, KindSpec, Place, Placed, Weights
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -35,6 +38,10 @@ def _check(d: Dims) -> Mapping[str, tuple[bool, str]]:
     }
 
 
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    return lower_experts(builder, next(iter(parts)))
+
+
 KIND = KindSpec(
     name="experts",
     place=Place.FEED_FORWARD,
@@ -55,7 +62,9 @@ KIND = KindSpec(
     ),
     weights=_weights,
     check=_check,
-    approximated="the gate of shared experts takes no time of its own",
+    lower=_lower,
+    approximated="experts without a gate run as gated ones of two thirds of their width, which have"
+    " as many weights; the gate of shared experts takes no time of its own",
     has_backward=True,
     matrices={
         "experts": ("mlp.experts.0.up_proj", "mlp.experts.0.down_proj"),

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.node_builder import NodeBuilder
+from foretoken.domain.lowering.recurrent import lower_recurrent
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -9,6 +12,7 @@ from foretoken.domain.models.kinds.spec.kind import (
     KindDim,
     KindSpec,
     Place,
+    Placed,
     RequestState,
     Weights,
 )
@@ -39,6 +43,31 @@ def _state(d: Dims, tp: int) -> RequestState:
     )
 
 
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    part, tokens, weight = next(iter(parts)), builder.shape.num_tokens, builder.quantization
+    keys = part["num_key_heads"] * part["key_head_dim"]
+    num_values, value_dim = part["num_value_heads"], part["value_head_dim"]
+    values = num_values * value_dim
+    # Queries, keys, values and the gate of the output; then decay and step of each head.
+    dims = {"m": tokens, "n": 2 * keys + 2 * values, "k": builder.model.hidden}
+    stored = weight.weight_of("recurrent")
+    yield builder.projection("recurrent_in_proj", dims, Partition.COLUMN, stored)
+    dims = {"m": tokens, "n": 2 * num_values, "k": builder.model.hidden}
+    yield builder.layer("recurrent_decay_proj", "gemm", dims, Partition.COLUMN)
+    dims = {
+        "num_k_heads": part["num_key_heads"],
+        "num_v_heads": num_values,
+        "head_k_dim": part["key_head_dim"],
+        "head_v_dim": value_dim,
+    }
+    convolved = {"channels": 2 * keys + values, "kernel_size": part["conv_kernel"]}
+    yield from lower_recurrent(builder, "gated_delta", dims, convolved)
+    dims = {"num_tokens": tokens * num_values, "hidden": value_dim}
+    yield builder.layer("recurrent_norm", "rms_norm", dims, Partition.HEADS)
+    dims = {"m": tokens, "n": builder.model.hidden, "k": values}
+    yield builder.projection("attn_out_proj", dims, Partition.ROW, stored)
+
+
 KIND = KindSpec(
     name="gated_delta",
     place=Place.MIXER,
@@ -54,5 +83,7 @@ KIND = KindSpec(
     ),
     weights=_weights,
     state=_state,
+    lower=_lower,
+    split_heads=("num_value_heads",),
     matrices={"recurrent": ("linear_attn.in_proj_qkv", "linear_attn.out_proj")},
 )

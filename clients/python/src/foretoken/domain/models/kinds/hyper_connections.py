@@ -2,8 +2,11 @@
 
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.kind import Dims, KindDim, KindSpec, Place, Weights
+from foretoken.domain.models.layer import LayerPart
 
 # What is learned of how far each of the three mixtures goes.
 _SCALES = 3
@@ -17,6 +20,21 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     yield Weights(total=2 * model.num_layers * half + head)
 
 
+def _around(
+    builder: NodeBuilder, part: LayerPart, half: Iterator[OperatorNode]
+) -> Iterator[OperatorNode]:
+    """Yield a half of a layer with the mixing before and after it."""
+    dims = {
+        "num_tokens": builder.shape.num_tokens,
+        "num_streams": part["num_streams"],
+        "hidden": builder.model.hidden,
+    }
+    before = {**dims, "sinkhorn_steps": part["num_sinkhorn"]}
+    yield builder.layer("mhc_pre", "mhc_pre", before)
+    yield from half
+    yield builder.layer("mhc_post", "mhc_post", dims)
+
+
 KIND = KindSpec(
     name="hyper_connections",
     place=Place.MODEL,
@@ -27,4 +45,5 @@ KIND = KindSpec(
         KindDim("num_sinkhorn", "steps that balance the mixture", 20, minimum=1),
     ),
     weights=_weights,
+    around=_around,
 )

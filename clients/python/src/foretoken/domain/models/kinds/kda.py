@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.node_builder import NodeBuilder
+from foretoken.domain.lowering.recurrent import lower_recurrent
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -9,6 +12,7 @@ from foretoken.domain.models.kinds.spec.kind import (
     KindDim,
     KindSpec,
     Place,
+    Placed,
     RequestState,
     Weights,
 )
@@ -35,6 +39,29 @@ def _state(d: Dims, tp: int) -> RequestState:
     )
 
 
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    part, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
+    num_heads, head_dim = part["num_heads"], part["head_dim"]
+    width, stored = num_heads * head_dim, builder.quantization.weight_of("recurrent")
+    has_full_gate = part["has_full_gate"]
+    # Queries, keys, values, a full gate and the step of each head.
+    dims = {"m": tokens, "n": (3 + has_full_gate) * width + num_heads, "k": hidden}
+    yield builder.projection("recurrent_in_proj", dims, Partition.COLUMN, stored)
+    # The forget gate, and the output's where it is of low rank too.
+    num_low = 2 - has_full_gate
+    dims = {"m": tokens, "n": num_low * head_dim, "k": hidden}
+    yield builder.projection("recurrent_gate_down_proj", dims, Partition.REPLICATED, stored)
+    dims = {"m": tokens, "n": num_low * width, "k": head_dim}
+    yield builder.projection("recurrent_gate_up_proj", dims, Partition.COLUMN, stored)
+    convolved = {"channels": 3 * width, "kernel_size": part["conv_kernel"]}
+    heads = {"num_heads": num_heads, "head_dim": head_dim}
+    yield from lower_recurrent(builder, "kda", heads, convolved)
+    dims = {"num_tokens": tokens * num_heads, "hidden": head_dim}
+    yield builder.layer("recurrent_norm", "rms_norm", dims, Partition.HEADS)
+    dims = {"m": tokens, "n": hidden, "k": width}
+    yield builder.projection("attn_out_proj", dims, Partition.ROW, stored)
+
+
 KIND = KindSpec(
     name="kda",
     place=Place.MIXER,
@@ -50,5 +77,7 @@ KIND = KindSpec(
     ),
     weights=_weights,
     state=_state,
+    lower=_lower,
+    split_heads=("num_heads",),
     matrices={"recurrent": ("self_attn.q_proj", "self_attn.o_proj")},
 )

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
+from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.node_builder import NodeBuilder
+from foretoken.domain.lowering.recurrent import lower_recurrent
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -9,6 +12,7 @@ from foretoken.domain.models.kinds.spec.kind import (
     KindDim,
     KindSpec,
     Place,
+    Placed,
     RequestState,
     Weights,
 )
@@ -43,6 +47,23 @@ def _check(d: Dims) -> Mapping[str, tuple[bool, str]]:
     }
 
 
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    part, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
+    width = part["num_heads"] * part["head_dim"]
+    grouped = 2 * part["num_groups"] * part["state_dim"]
+    stored = builder.quantization.weight_of("recurrent")
+    # The gate, the input, its way into the state and out of it, and the step of each head.
+    dims = {"m": tokens, "n": 2 * width + grouped + part["num_heads"], "k": hidden}
+    yield builder.projection("recurrent_in_proj", dims, Partition.COLUMN, stored)
+    dims = {name: part[name] for name in ("num_heads", "head_dim", "num_groups", "state_dim")}
+    convolved = {"channels": width + grouped, "kernel_size": part["conv_kernel"]}
+    yield from lower_recurrent(builder, "mamba2", dims, convolved)
+    dims = {"num_tokens": tokens, "hidden": width}
+    yield builder.layer("recurrent_norm_of_all", "rms_norm", dims, Partition.WIDTH)
+    dims = {"m": tokens, "n": hidden, "k": width}
+    yield builder.projection("attn_out_proj", dims, Partition.ROW, stored)
+
+
 KIND = KindSpec(
     name="mamba2",
     place=Place.MIXER,
@@ -59,6 +80,8 @@ KIND = KindSpec(
     ),
     weights=_weights,
     state=_state,
+    lower=_lower,
+    split_heads=("num_heads",),
     check=_check,
     matrices={"recurrent": ("mixer.in_proj", "mixer.out_proj")},
 )

@@ -2,14 +2,32 @@
 
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.node_builder import NodeBuilder
+from foretoken.domain.lowering.training_layer import lower_training_mlp
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.models.kinds.spec.kind import Dims, KindDim, KindSpec, Place, Weights
+from foretoken.domain.models.kinds.spec.kind import Dims, KindDim, KindSpec, Place, Placed, Weights
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     up_width = (1 + d["is_gated"]) * d["intermediate"]
     yield Weights(total=model.hidden * (up_width + d["intermediate"]), part="mlp")
     yield Weights(total=d["has_bias"] * (up_width + model.hidden))
+
+
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    if builder.options.training is not None:
+        yield from lower_training_mlp(builder)
+        return
+    part, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
+    weight = builder.quantization.mlp
+    dims = {"m": tokens, "n": (1 + part["is_gated"]) * part["intermediate"], "k": hidden}
+    yield builder.projection("mlp_up_proj", dims, Partition.COLUMN, weight)
+    operator = "silu_mul" if part["is_gated"] else "gelu"
+    dims = {"num_tokens": tokens, "intermediate": part["intermediate"]}
+    yield builder.layer("mlp_activation", operator, dims, Partition.WIDTH)
+    dims = {"m": tokens, "n": hidden, "k": part["intermediate"]}
+    yield builder.projection("mlp_down_proj", dims, Partition.ROW, weight)
 
 
 KIND = KindSpec(
@@ -23,6 +41,7 @@ KIND = KindSpec(
         KindDim("has_bias", "1: projections have a bias", 0),
     ),
     weights=_weights,
+    lower=_lower,
     has_backward=True,
     matrices={"mlp": ("mlp.up_proj", "mlp.down_proj")},
 )

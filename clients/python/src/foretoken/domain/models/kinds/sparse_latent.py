@@ -2,14 +2,24 @@
 
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.batch_dims import parts_of, selected_dims
+from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.models.kinds.latent import LATENT_MATRICES, latent_state, latent_weights
+from foretoken.domain.models.kinds.latent import (
+    LATENT_MATRICES,
+    latent_state,
+    latent_weights,
+    module_node,
+    module_widths,
+)
 from foretoken.domain.models.kinds.spec.dims import INDEXER, LATENT
 from foretoken.domain.models.kinds.spec.kind import (
     Dims,
     KindDim,
     KindSpec,
     Place,
+    Placed,
     RequestState,
     Weights,
 )
@@ -34,6 +44,19 @@ def _state(d: Dims, tp: int) -> RequestState:
     return RequestState(token_elements=latent.token_elements, token_bytes=index)
 
 
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    part = next(iter(parts))
+    widths = {
+        **module_widths(builder, part),
+        "index_num_heads": part["has_indexer"] * part["index_heads"],
+        "index_head_dim": part["has_indexer"] * part["index_head_dim"],
+        "index_topk": part["index_topk"],
+    }
+    for index, (name, batch) in enumerate(parts_of(builder.shape)):
+        dims = {**selected_dims(batch, part["index_topk"]), **widths}
+        yield module_node(builder, f"dsa_{name}_module", dims, is_first=index == 0)
+
+
 KIND = KindSpec(
     name="sparse_latent",
     place=Place.MIXER,
@@ -43,7 +66,8 @@ KIND = KindSpec(
     dims=(*LATENT, *INDEXER, KindDim("has_indexer", "0: picks of an earlier layer are reused", 1)),
     weights=_weights,
     state=_state,
-    approximated="a layer that reuses the picks of another runs as one with an indexer: engines'"
-    " modules are measured whole",
+    lower=_lower,
+    rotary_dim=lambda d: d["has_rope"] * d["qk_rope_head_dim"],
+    split_heads=("num_heads",),
     matrices=LATENT_MATRICES,
 )

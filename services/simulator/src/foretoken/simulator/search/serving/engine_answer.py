@@ -44,7 +44,7 @@ class KvRoom:
     """How many requests the KV cache of a replica holds, by batch; or why a replica cannot run.
 
     `kv_bytes_per_token` is of the rank that holds most, `window_bytes_per_token` what it also
-    holds of each token in a sliding window.
+    holds of each token in a sliding window, `state_bytes` what of a request's recurrent state.
     """
 
     num_requests: Floats
@@ -52,6 +52,7 @@ class KvRoom:
     verdict: str = "memory"
     kv_bytes_per_token: float = 0.0
     window_bytes_per_token: float = 0.0
+    state_bytes: float = 0.0
 
 
 def find_kv_room(
@@ -95,6 +96,7 @@ def find_kv_room(
         bytes_per_token = max(
             (memory.kv_bytes_per_token, memory.window_bytes_per_token) for memory in memories
         )
+        state_bytes = max(memory.state_bytes_per_request for memory in memories)
     # A request holds most when its last token is computed, in whole blocks.
     length = load.prefill_mean + load.decode_mean
     needed = np.ceil(length / block_size) * block_size
@@ -107,6 +109,7 @@ def find_kv_room(
         reasons=tuple(reasons[index] for index in nearest),
         kv_bytes_per_token=bytes_per_token[0],
         window_bytes_per_token=bytes_per_token[1],
+        state_bytes=state_bytes,
     )
 
 
@@ -132,7 +135,8 @@ class EngineAnswer:
     """The answers of a kind of engine in each role, and the KV bytes of a token on its ranks.
 
     `passes` are those of the prefill replicas, whose state is that of full ones; its TTFT is alone.
-    `window_bytes_per_token` are those of each token in a sliding window as well.
+    `window_bytes_per_token` are those of each token in a sliding window as well, `state_bytes` a
+    request's recurrent state.
     """
 
     kind: EngineKind
@@ -142,6 +146,7 @@ class EngineAnswer:
     decode: ReplicaAnswers
     kv_bytes_per_token: float
     window_bytes_per_token: float
+    state_bytes: float
 
 
 def make_replica_form(
@@ -192,6 +197,7 @@ class EngineForm:
             decode=self._decode(form),
             kv_bytes_per_token=max(room.kv_bytes_per_token for room in rooms),
             window_bytes_per_token=max(room.window_bytes_per_token for room in rooms),
+            state_bytes=max(room.state_bytes for room in rooms),
         )
 
     def _aggregated(self, form: ReplicaForm | None) -> ReplicaAnswers:

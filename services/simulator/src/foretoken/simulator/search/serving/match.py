@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.errors import UnknownTopologyError
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.cluster import KvTransferSpec
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingTargets
@@ -297,8 +298,9 @@ def _transfer_us(search: PairSearch, prefill: EngineAnswer) -> float:
         link = _port(search.scenario, prefill.kind.device)
         bandwidth, latency_us = bandwidth or link[0], latency_us or link[1]
     num_tokens = search.load.prefill_mean
-    in_window = min(num_tokens, search.scenario.model.sliding_window)
+    in_window = min(num_tokens, stack_of(search.scenario.model).window)
     sent = num_tokens * prefill.kv_bytes_per_token + in_window * prefill.window_bytes_per_token
+    sent += prefill.state_bytes
     transfer_us = latency_us + sent / bandwidth * US_PER_S
     return transfer_us / max(search.load.decode_mean - 1, 1.0)
 

@@ -9,6 +9,7 @@ from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.models.quantization import executed_quantization, settle_quantization
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import SERVING_MODES, ServingSearchRequest
@@ -163,8 +164,8 @@ def _layouts(request: ServingSearchRequest, device: str) -> list[ParallelLayout]
     space = request.space
     most = min(_node_devices(request.scenario, device), space.max_devices)
     powers = tuple(1 << power for power in range(most.bit_length()) if 1 << power <= most)
-    num_heads = request.scenario.model.num_heads
-    degrees = space.tp or tuple(tp for tp in powers if num_heads % tp == 0)
+    heads = stack_of(request.scenario.model).split_heads
+    degrees = space.tp or tuple(tp for tp in powers if not any(count % tp for count in heads))
     found = []
     for tp, pp, dp, ep in product(degrees, space.pp or (1,), space.dp or (1,), space.ep or (1,)):
         # Without shared experts data-parallel engines are replicas, which are counted anyway.

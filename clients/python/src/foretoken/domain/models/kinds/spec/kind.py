@@ -9,9 +9,16 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError, Unknown
 from foretoken.domain.plugins import scan_modules
 
 if TYPE_CHECKING:
+    from foretoken.domain.lowering.graph import OperatorNode
+    from foretoken.domain.lowering.node_builder import NodeBuilder
     from foretoken.domain.models.architecture import ModelArchitecture
+    from foretoken.domain.models.layer import LayerPart
 
 Dims = Mapping[str, int]
+# A half of a layer, and with what is around it.
+Around = Callable[["NodeBuilder", "LayerPart", Iterator["OperatorNode"]], Iterator["OperatorNode"]]
+# Parts, and the layers each is in.
+Placed = Mapping["LayerPart", tuple[int, ...]]
 
 
 class Place(enum.Enum):
@@ -78,6 +85,11 @@ class KindSpec:
     `weights` returns what one layer has, in any order. `state` returns what a rank of `tp` keeps of
     a request. `approximated` says what is not as it runs, and why; nothing where nothing is.
     `has_backward` is whether every operator it is lowered to has a backward pass.
+    `lower` yields the operators of the layers a builder is for; of parts that differ in `varying`
+    alone it gets all, with the layers of each. `split_heads` names dimensions that tensor
+    parallelism must divide, `rotary_dim` returns the features of a head that turn with the
+    position. `around` yields a half of a layer with what a part beside the layers
+    runs before and after it.
     `matrices` are some of each part's that `weights` name, as checkpoints of the field call them.
     `varying` names dimensions in which layers may differ that share all but their kernels.
     """
@@ -90,6 +102,10 @@ class KindSpec:
     weights: Callable[[Dims, "ModelArchitecture"], Iterator[Weights]]
     state: Callable[[Dims, int], RequestState] = _stateless
     check: Callable[[Dims], Mapping[str, tuple[bool, str]]] = lambda _: {}
+    lower: Callable[["NodeBuilder", "Placed"], Iterator["OperatorNode"]] | None = None
+    around: Around | None = None
+    split_heads: tuple[str, ...] = ()
+    rotary_dim: Callable[[Dims], int] = lambda _: 0
     approximated: str = ""
     has_backward: bool = False
     varying: tuple[str, ...] = ()

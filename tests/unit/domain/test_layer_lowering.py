@@ -1,0 +1,278 @@
+"""Layers of every kind as operators: weights, what ranks hold, what is kept of a request."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.frameworks.trainer import find_trainer
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.lowering.graph import (
+    BatchShape,
+    DecodeShape,
+    OperatorNode,
+    PrefillShape,
+    RankContext,
+    place,
+)
+from foretoken.domain.lowering.lower import lower_forward, lower_rank
+from foretoken.domain.lowering.memory import ServingMemory, plan_serving_memory
+from foretoken.domain.lowering.options import LoweringOptions, TrainingOptions
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.kinds.spec.kind import Place, all_kinds
+from foretoken.domain.models.layer import LayerKind, LayerPart
+from foretoken.domain.models.parameters import count_parameters
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.requests.layout import ParallelLayout
+
+_OPTIONS = LoweringOptions(
+    dtype=DType.BF16, has_kv_cache=True, has_sampler=True, fuses_add_norm=True
+)
+_SHAPE = BatchShape(
+    num_tokens=40,
+    num_output_rows=9,
+    prefill=PrefillShape(num_seqs=1, q_tokens=32, kv_tokens=5000, score_pairs=159_504),
+    decode=DecodeShape(num_seqs=8, kv_tokens=80_000, kv_tokens_max=20_000),
+)
+_LATENT = {
+    "num_heads": 64,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+_INDEX = {"index_heads": 32, "index_head_dim": 128, "index_topk": 2048}
+_GROUPED = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 128}
+# A part of each kind, large enough that what lowering leaves out does not show.
+_PARTS: Mapping[str, Mapping[str, int]] = {
+    "attention": {**_GROUPED, "qk_norm": 1, "gate": 1},
+    "block_sparse": {**_GROUPED, **_INDEX, "index_topk": 16, "block_size": 128},
+    "compressed": {
+        "num_heads": 64,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "q_lora_rank": 1024,
+        "o_lora_rank": 1024,
+        "o_groups": 8,
+        "window": 128,
+        "compress_ratio": 4,
+        **_INDEX,
+    },
+    "experts": {
+        "num_experts": 64,
+        "top_k": 8,
+        "intermediate": 1536,
+        "shared_intermediate": 3072,
+        "is_gated": 0,
+        "latent": 1024,
+    },
+    "gated_delta": {
+        "num_key_heads": 16,
+        "key_head_dim": 128,
+        "num_value_heads": 64,
+        "value_head_dim": 128,
+    },
+    "kda": {"num_heads": 32, "head_dim": 128, "has_full_gate": 1},
+    "latent": {**_LATENT, "has_gate": 1, "has_rope": 0},
+    "mamba2": {"num_heads": 128, "head_dim": 64, "state_dim": 128, "num_groups": 8},
+    "mlp": {"intermediate": 16384, "is_gated": 0},
+    "sparse_latent": {**_LATENT, **_INDEX},
+}
+
+
+def _model(*names: str, pattern: str = "", **changes: Any) -> ModelArchitecture:
+    kinds = all_kinds()
+    layers = []
+    for name in names:
+        part = LayerPart(kind=name, dims=_PARTS[name])
+        is_mixer = kinds[name].place is Place.MIXER
+        half: dict[str, LayerPart] = {"mixer" if is_mixer else "feed_forward": part}
+        layers.append(LayerKind(name=name, **half))
+    return ModelArchitecture(
+        **{
+            "name": "model",
+            "hidden": 4096,
+            "vocab": 32000,
+            "max_position": 65536,
+            "layers": tuple(layers),
+            "pattern": pattern or " ".join(names),
+            **changes,
+        }
+    )
+
+
+def _lower(model: ModelArchitecture, **degrees: int) -> tuple[OperatorNode, ...]:
+    rank = RankContext(model=model, layout=ParallelLayout(**degrees), devices_per_node=8)
+    return lower_rank(_SHAPE, _OPTIONS, rank)
+
+
+def _memory(model: ModelArchitecture, **degrees: int) -> ServingMemory:
+    rank = RankContext(model=model, layout=ParallelLayout(**degrees), devices_per_node=8)
+    nodes = lower_rank(_SHAPE, _OPTIONS, rank)
+    return plan_serving_memory(nodes, rank, find_engine("vllm-0.20"), find_device("h200_sxm"))
+
+
+def test_every_kind_of_half_is_lowered() -> None:
+    kinds = {name for name, kind in all_kinds().items() if kind.place is not Place.MODEL}
+    assert kinds == set(_PARTS)
+
+
+@pytest.mark.parametrize("name", sorted(_PARTS))
+def test_lowering_holds_the_weights_that_are_counted(name: str) -> None:
+    """Two ways to the same number, but for biases and norms, which lowering leaves out."""
+    model = _model(name, pattern=f"8*{name}")
+    lowered = sum(node.num_weights for node in lower_forward(model, _SHAPE, _OPTIONS))
+    assert pytest.approx(count_parameters(model).total, rel=2e-3) == lowered
+
+
+@pytest.mark.parametrize("name", sorted(_PARTS))
+def test_every_call_has_the_dimensions_of_its_operator(name: str) -> None:
+    for degrees in ({}, {"tp": 8}):
+        for node in _lower(_model(name), **degrees):
+            find_operator(node.operator).check_call(node.call.dims)
+
+
+@pytest.mark.parametrize("name", sorted(_PARTS))
+def test_ranks_sum_up_what_they_split(name: str) -> None:
+    """Every half of a layer ends in one sum over the ranks, modules included."""
+    nodes = _lower(_model(name, pattern=f"3*{name}"), tp=8)
+    sums = [node for node in nodes if node.operator == "all_reduce" and node.layers]
+    assert [(0, 1, 2)] == [tuple(node.layers) for node in sums]
+
+
+@pytest.mark.parametrize("name", sorted(_PARTS))
+def test_eight_ranks_hold_little_more_than_one(name: str) -> None:
+    """Replicated are latent projections of the input, routers and indexers."""
+    model = _model(name, pattern=f"8*{name}")
+    alone = sum(node.num_weights for node in _lower(model))
+    held = 8 * sum(node.num_weights for node in _lower(model, tp=8))
+    assert alone <= held < 2.4 * alone
+
+
+def test_layers_that_are_no_progression_keep_their_places() -> None:
+    model = _model("mamba2", "attention", "mlp", pattern="mamba2 2*attention mlp attention")
+    kernels = [node for node in _lower(model) if node.operator == "attention_decode"]
+    assert [(1, 2, 4)] == [tuple(node.layers) for node in kernels]
+    assert {"repeat": 2, "first_layer": 1, "layer_stride": 3, "places": ()} == place([1, 4])
+    stages = [
+        lower_rank(
+            _SHAPE,
+            _OPTIONS,
+            RankContext(model=model, layout=ParallelLayout(pp=2), devices_per_node=8, stage=stage),
+        )
+        for stage in range(2)
+    ]
+    found = [
+        [tuple(node.layers) for node in nodes if node.operator == "attention_decode"]
+        for nodes in stages
+    ]
+    assert [[(1, 2)], [(4,)]] == found
+
+
+def test_windows_chunks_and_positions_vary_within_attention() -> None:
+    attention = LayerPart(kind="attention", dims={**_GROUPED, "chunk": 8192})
+    full = attention.changed(chunk=0, has_rope=0)
+    model = _model(
+        "attention",
+        layers=(LayerKind(name="chunk", mixer=attention), LayerKind(name="full", mixer=full)),
+        pattern="4*(3*chunk full)",
+    )
+    nodes = {node.role: node for node in _lower(model)}
+    assert 16 == nodes["attn_qkv_proj"].repeat
+    assert (12, 4096) == (
+        nodes["attention_decode_window"].repeat,
+        nodes["attention_decode_window"].dims["window"],
+    )
+    assert (3, 7, 11, 15) == tuple(nodes["attention_decode"].layers)
+    assert 12 == nodes["attn_rope"].repeat
+
+
+def test_streams_are_mixed_around_every_half() -> None:
+    streams = LayerPart(kind="hyper_connections", dims={"num_streams": 4})
+    model = _model("compressed", "experts", extras=(streams,))
+    mixes = [node.role for node in _lower(model) if node.role.startswith("mhc")]
+    assert ["mhc_pre", "mhc_post"] * 2 == mixes
+
+
+def test_recurrent_layers_keep_a_state_for_every_request() -> None:
+    model = _model("mamba2", "attention", pattern="3*mamba2 attention")
+    memory, split = _memory(model), _memory(model, tp=8)
+    conv = (8192 + 2 * 8 * 128) * 3 * 2
+    assert 3 * (128 * 64 * 128 * 4 + conv) == memory.state_bytes_per_request
+    assert memory.state_bytes_per_request == 8 * split.state_bytes_per_request
+    assert 2 * 8 * 128 * 2 == memory.kv_bytes_per_token == 8 * split.kv_bytes_per_token
+    seqs = find_engine("vllm-0.20").max_num_seqs
+    assert seqs * memory.state_bytes_per_request == memory.state_bytes
+    other = _memory(_model("attention"))
+    assert 0 == other.state_bytes
+
+
+def test_compressed_and_sparse_layers_keep_entries_and_keys_of_an_indexer() -> None:
+    compressed = _memory(_model("compressed"))
+    assert (512 * 2 + 128 + 4) / 4 == compressed.kv_bytes_per_token
+    assert 512 * 2 == compressed.window_bytes_per_token
+    sparse = _memory(_model("sparse_latent"), tp=8)
+    assert 576 * 2 + 128 + 4 == sparse.kv_bytes_per_token
+    blocks = _memory(_model("block_sparse"), tp=8)
+    assert (2 * 128 + 128) * 2 == blocks.kv_bytes_per_token
+
+
+def test_an_encoder_is_held_where_the_embedding_is() -> None:
+    encoder = LayerPart(
+        kind="encoder",
+        dims={
+            "num_layers": 24,
+            "hidden": 1024,
+            "num_heads": 16,
+            "intermediate": 4096,
+            "patch_features": 1536,
+        },
+    )
+    plain, seeing = _model("attention"), _model("attention", extras=(encoder,))
+    weights = count_parameters(seeing).total - count_parameters(plain).total
+    assert 24 * 12 * 1024**2 < weights
+    held = _memory(seeing).weights_bytes - _memory(plain).weights_bytes
+    assert 2 * weights == held
+    assert count_parameters(plain).active_total == count_parameters(seeing).active_total
+
+
+def test_heads_that_a_degree_does_not_divide_are_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="16 does not divide the 24 heads"):
+        _lower(
+            _model(
+                "gated_delta",
+                layers=(
+                    LayerKind(
+                        name="delta",
+                        mixer=LayerPart(
+                            kind="gated_delta",
+                            dims={**_PARTS["gated_delta"], "num_value_heads": 24},
+                        ),
+                    ),
+                ),
+                pattern="delta",
+            ),
+            tp=16,
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gated_delta", "gated_delta, which has no backward pass"),
+        ("sparse_latent", "sparse_latent, which has no backward pass"),
+        ("attention", "layers in a pattern, which cannot be trained"),
+    ],
+)
+def test_training_refuses_what_has_no_backward_pass_by_name(name: str, expected: str) -> None:
+    training = TrainingOptions(
+        trainer=find_trainer("transformers"), micro_batch_size=1, sequence_length=32
+    )
+    options = dataclasses.replace(_OPTIONS, has_kv_cache=False, training=training)
+    with pytest.raises(InvalidRequestError, match=expected):
+        lower_forward(_model(name), dataclasses.replace(_SHAPE, decode=None), options)
