@@ -107,6 +107,12 @@ class RootGroup(LazyGroup):
         ),
         ListedCommand("list", "lists:app", "List the names that can be used.", _BEGIN),
         ListedCommand(
+            "model",
+            "model:model",
+            "Show a model: layers by kind, parameters, bytes as stored, and what a request keeps.",
+            _BEGIN,
+        ),
+        ListedCommand(
             "catalog",
             "catalog:app",
             "Bring measurements in and out, and see what is there.",
