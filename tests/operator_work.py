@@ -175,5 +175,5 @@ SPARSE_AND_LINEAR_WORK = {
     ),
 }
 
-# Whole blocks are only imported.
-UNSWEPT = {name for name in SPARSE_AND_LINEAR_WORK if name.endswith("_module")}
+# DeepSeek-V4's blocks are only imported.
+UNSWEPT = {name for name in SPARSE_AND_LINEAR_WORK if name.startswith("compressed_attention")}

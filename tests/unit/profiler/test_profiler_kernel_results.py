@@ -13,7 +13,8 @@ CPU = torch.device("cpu")
 _PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "kernels.md"
 # Attention has references of its own.
 OPERATORS = sorted(
-    {name for name in all_kernels() if not name.startswith(("attention", "mla"))} - set(DRAWN)
+    {name for name in all_kernels() if not name.startswith(("attention", "mla", "dsa", "msa"))}
+    - set(DRAWN)
 )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from latent_reference import WIDTHS, run_sequence
 from torch.utils.flop_counter import FlopCounterMode
 
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
@@ -19,63 +20,13 @@ from foretoken.profiler.kernel import (
     kernel_of_call,
 )
 
-_WIDTHS = {
-    "num_heads": 3,
-    "hidden": 16,
-    "q_lora_rank": 6,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 4,
-    "qk_rope_head_dim": 2,
-    "v_head_dim": 5,
-}
-_DECODE = {"num_seqs": 2, "kv_tokens": 18, "kv_tokens_max": 9, **_WIDTHS}
-_RAGGED = {"num_seqs": 3, "kv_tokens": 20, "kv_tokens_max": 11, **_WIDTHS}
+_DECODE = {"num_seqs": 2, "kv_tokens": 18, "kv_tokens_max": 9, **WIDTHS}
+_RAGGED = {"num_seqs": 3, "kv_tokens": 20, "kv_tokens_max": 11, **WIDTHS}
 _CPU = torch.device("cpu")
 
 
 def _tensors() -> TensorFactory:
     return TensorFactory(torch.device("cpu"), torch.float64, seed=1)
-
-
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return causal attention of one head of one sequence, query by query."""
-    context_len = len(key) - len(query)
-    rows = []
-    for position, vector in enumerate(query):
-        end = context_len + position + 1
-        weights = (key[:end] @ vector / len(vector) ** 0.5).softmax(0)
-        rows.append(weights @ value[:end])
-    return torch.stack(rows)
-
-
-def _normalize(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    epsilon = torch.finfo(x.dtype).eps
-    return weight * x / ((x * x).mean(-1, keepdim=True) + epsilon).sqrt()
-
-
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return pairs of features rotated, of the two that `_WIDTHS` has."""
-    return torch.stack(
-        (x[:, 0] * cos[:, 0] - x[:, 1] * sin[:, 0], x[:, 1] * cos[:, 1] + x[:, 0] * sin[:, 1]), 1
-    )
-
-
-def _run_sequence(block: LatentBlock, batch: Batch, index: int) -> torch.Tensor:
-    """Return the block's output for one sequence, keys and values unpacked head by head."""
-    hidden, cos, sin = (
-        tensor.split(batch.q_lens)[index] for tensor in (block.hidden, block.cos, block.sin)
-    )
-    old = block.cache.split(batch.kv_lens)[index][: -len(hidden)]
-    low, latents, shared = (hidden @ block.down).split((6, 8, 2), 1)
-    latents = torch.cat((old[:, :8], _normalize(latents, block.latent_norm)))
-    shared = torch.cat((old[:, 8:], _rotate(shared, cos, sin)))
-    queries = (_normalize(low, block.query_norm) @ block.query_up).chunk(3, 1)
-    unpacked = (latents @ block.latent_up).chunk(3, 1)
-    heads = []
-    for query, pair in zip(queries, unpacked, strict=True):
-        turned = torch.cat((query[:, :4], _rotate(query[:, 4:], cos, sin)), 1)
-        heads.append(_attend(turned, torch.cat((pair[:, :4], shared), 1), pair[:, 4:]))
-    return torch.cat(heads, 1) @ block.out
 
 
 def _check_block(operator: str, dims: Mapping[str, int], batch: Batch) -> None:
@@ -86,11 +37,11 @@ def _check_block(operator: str, dims: Mapping[str, int], batch: Batch) -> None:
     outputs = kernel.bind(dims)(*inputs).split(batch.q_lens)
     assert ("per sequence" in kernel.source) is not batch.is_equal
     for index, output in enumerate(outputs):
-        torch.testing.assert_close(_run_sequence(block, batch, index), output)
+        torch.testing.assert_close(run_sequence(block, batch, index), output)
 
 
 def test_the_heads_of_a_prefill_share_the_key_with_position() -> None:
-    dims = {**prefill_dims(2, 4, 0), **_WIDTHS}
+    dims = {**prefill_dims(2, 4, 0), **WIDTHS}
     _, key, _, _ = all_kernels()["mla_prefill"].make_inputs(dims, _tensors())
     assert torch.equal(key[:, 0, :, 4:], key[:, 1, :, 4:])
     assert not torch.equal(key[:, 0, :, :4], key[:, 1, :, :4])
@@ -135,7 +86,7 @@ def test_a_prefill_block_is_the_definition(
         "kv_tokens": sum(kv_lens),
         "score_pairs": batch.score_pairs(),
     }
-    dims = {**sums, **_WIDTHS}
+    dims = {**sums, **WIDTHS}
     _check_block("mla_prefill_module", dims, read_prefill_batch(dims))
 
 

@@ -3,16 +3,26 @@
 Source: DeepSeek-V3.2-Exp, section 2.1, 2025; GLM-5 has the same with other sizes.
 """
 
-from foretoken.domain.operators.attention_decode import BATCH_AXES, BATCH_DIMS, BATCH_FEATURES
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operators.attention_decode import (
+    BATCH_AXES,
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    decode_dims,
+)
 from foretoken.domain.operators.dsa_prefill_module import num_weights
 from foretoken.domain.operators.spec.indexer import (
     INDEXER_DIMS,
     index_key_bytes,
     indexer_weights,
     scoring_products,
+    swept_indexers,
 )
 from foretoken.domain.operators.spec.mla_module import (
+    FULL_WIDTHS,
     MODULE_DIMS,
+    QUICK_WIDTHS,
     token_weights,
     unpacking_weights,
 )
@@ -23,6 +33,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 
@@ -37,6 +48,20 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     cache = d["selected_tokens"] * (d["kv_lora_rank"] + d["qk_rope_head_dim"])
     elements = num_weights(d) + cache + 2 * d["num_seqs"] * d["hidden"]
     return elements * element_bytes + index_key_bytes(d, d["kv_tokens"])
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for indexer in swept_indexers(quick):
+        for num_heads in pick(quick, (8,), (16, 128)):
+            for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
+                for kv_len in pick(quick, (32, 256), powers_of_two(64, 131072)):
+                    yield {
+                        **decode_dims(num_seqs, kv_len),
+                        "selected_tokens": num_seqs * min(kv_len, indexer["index_topk"]),
+                        "num_heads": num_heads,
+                        **(QUICK_WIDTHS if quick else FULL_WIDTHS),
+                        **indexer,
+                    }
 
 
 SPEC = OperatorSpec(
@@ -75,6 +100,6 @@ SPEC = OperatorSpec(
         Relation("kv_tokens_max", "kv_tokens"),
         Relation("selected_tokens", "kv_tokens"),
     ),
-    sweep=lambda _: (),
+    sweep=_sweep,
     num_weights=num_weights,
 )

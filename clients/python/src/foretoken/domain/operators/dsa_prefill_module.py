@@ -3,17 +3,25 @@
 Source: DeepSeek-V3.2-Exp, section 2.1, 2025; GLM-5 has the same with other sizes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operators.attention_prefill import BATCH_AXES, BATCH_DIMS, BATCH_FEATURES
+from foretoken.domain.operators.attention_prefill import (
+    BATCH_AXES,
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    prefill_dims,
+)
 from foretoken.domain.operators.spec.indexer import (
     INDEXER_DIMS,
     index_key_bytes,
     indexer_weights,
     scoring_products,
+    swept_indexers,
 )
 from foretoken.domain.operators.spec.mla_module import (
+    FULL_WIDTHS,
     MODULE_DIMS,
+    QUICK_WIDTHS,
     token_weights,
     unpacking_weights,
 )
@@ -26,6 +34,8 @@ from foretoken.domain.operators.spec.operator import (
     dim_axes,
 )
 from foretoken.domain.operators.spec.query_blocks import QueryBlocks
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.visible_pairs import limited_pairs
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 SELECTED_PAIRS = Dim("selected_pairs", "query-key pairs that the selection leaves")
@@ -89,6 +99,23 @@ COSTS: Mapping[str, FeatureFormula] = {
 }
 
 
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    lengths = pick(quick, (16, 64, 256), powers_of_two(64, 16384))
+    for indexer in swept_indexers(quick):
+        for num_heads in pick(quick, (8,), (16, 128)):
+            for num_seqs in pick(quick, (1, 2), (1, 4)):
+                for q_len in lengths:
+                    for cached in pick(quick, (0,), (0, 4096, 65536)):
+                        pairs = limited_pairs(q_len, cached, indexer["index_topk"])
+                        yield {
+                            **prefill_dims(num_seqs, q_len, cached),
+                            "selected_pairs": num_seqs * pairs,
+                            "num_heads": num_heads,
+                            **(QUICK_WIDTHS if quick else FULL_WIDTHS),
+                            **indexer,
+                        }
+
+
 SPEC = OperatorSpec(
     name="dsa_prefill_module",
     summary="sparse latent attention block of new tokens, from hidden state to hidden state",
@@ -110,6 +137,6 @@ SPEC = OperatorSpec(
         Relation("q_tokens", "kv_tokens"),
         Relation("selected_pairs", "score_pairs"),
     ),
-    sweep=lambda _: (),
+    sweep=_sweep,
     num_weights=num_weights,
 )

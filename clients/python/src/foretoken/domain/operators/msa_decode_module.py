@@ -1,7 +1,19 @@
 """The whole block-sparse attention block of MiniMax-M3 for one new token per sequence."""
 
-from foretoken.domain.operators.attention_decode import BATCH_AXES, BATCH_DIMS, BATCH_FEATURES
-from foretoken.domain.operators.spec.msa_module import MSA_DIMS, msa_weights, scoring_products
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operators.attention_decode import (
+    BATCH_AXES,
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    decode_dims,
+)
+from foretoken.domain.operators.spec.msa_module import (
+    MSA_DIMS,
+    msa_weights,
+    scoring_products,
+    swept_heads,
+)
 from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
     Dim,
@@ -10,6 +22,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 
@@ -23,6 +36,18 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     keys = 2 * d["selected_tokens"] * d["num_kv_heads"] * d["head_dim"]
     cache = keys + d["kv_tokens"] * d["index_head_dim"]
     return (msa_weights(d) + cache + 2 * d["num_seqs"] * d["hidden"]) * element_bytes
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for sizes in swept_heads(quick):
+        for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
+            for kv_len in pick(quick, (32, 256), powers_of_two(64, 131072)):
+                limit = sizes["topk_blocks"] * sizes["block_size"]
+                yield {
+                    **decode_dims(num_seqs, kv_len),
+                    "selected_tokens": num_seqs * min(kv_len, limit),
+                    **sizes,
+                }
 
 
 SPEC = OperatorSpec(
@@ -60,6 +85,6 @@ SPEC = OperatorSpec(
         Relation("kv_tokens_max", "kv_tokens"),
         Relation("selected_tokens", "kv_tokens"),
     ),
-    sweep=lambda _: (),
+    sweep=_sweep,
     num_weights=msa_weights,
 )

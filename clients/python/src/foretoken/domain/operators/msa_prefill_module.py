@@ -1,8 +1,20 @@
 """The whole block-sparse attention block of MiniMax-M3 for new tokens, indexer included."""
 
-from foretoken.domain.operators.attention_prefill import BATCH_AXES, BATCH_DIMS, BATCH_FEATURES
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operators.attention_prefill import (
+    BATCH_AXES,
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    prefill_dims,
+)
 from foretoken.domain.operators.dsa_prefill_module import SELECTED_PAIRS
-from foretoken.domain.operators.spec.msa_module import MSA_DIMS, msa_weights, scoring_products
+from foretoken.domain.operators.spec.msa_module import (
+    MSA_DIMS,
+    msa_weights,
+    scoring_products,
+    swept_heads,
+)
 from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
     Dims,
@@ -11,6 +23,8 @@ from foretoken.domain.operators.spec.operator import (
     dim_axes,
 )
 from foretoken.domain.operators.spec.query_blocks import QueryBlocks
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.visible_pairs import limited_pairs
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 
@@ -29,6 +43,20 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
 
 _INDEXER_BLOCKS = QueryBlocks(heads="index_num_heads", head_dim="index_head_dim")
 _ATTENTION_BLOCKS = QueryBlocks(pairs="selected_pairs")
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for sizes in swept_heads(quick):
+        for num_seqs in pick(quick, (1, 2), (1, 4)):
+            for q_len in pick(quick, (16, 64, 256), powers_of_two(64, 16384)):
+                for cached in pick(quick, (0,), (0, 4096, 65536)):
+                    limit = sizes["topk_blocks"] * sizes["block_size"]
+                    yield {
+                        **prefill_dims(num_seqs, q_len, cached),
+                        "selected_pairs": num_seqs * limited_pairs(q_len, cached, limit),
+                        **sizes,
+                    }
+
 
 SPEC = OperatorSpec(
     name="msa_prefill_module",
@@ -69,6 +97,6 @@ SPEC = OperatorSpec(
         Relation("q_tokens", "kv_tokens"),
         Relation("selected_pairs", "score_pairs"),
     ),
-    sweep=lambda _: (),
+    sweep=_sweep,
     num_weights=msa_weights,
 )

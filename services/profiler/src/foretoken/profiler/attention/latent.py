@@ -89,13 +89,25 @@ def project(block: LatentBlock, num_heads: int) -> tuple[torch.Tensor, torch.Ten
 
     Both parts are [num_tokens, num_heads, ...].
     """
+    return expand_queries(block, compress(block), num_heads)
+
+
+def compress(block: LatentBlock) -> torch.Tensor:
+    """Return the compressed queries [num_tokens, q_rank]; write the new tokens to the cache."""
     q_rank, rank, rope = len(block.query_norm), len(block.latent_norm), block.cos.shape[-1]
     low, latents, key_rope = (block.hidden @ block.down).split((q_rank, rank, rope), dim=-1)
     normed = functional.rms_norm(latents, (rank,), block.latent_norm)
     turned = rotate_halves(key_rope, block.cos, block.sin)
     block.cache[block.places] = torch.cat((normed, turned), dim=-1)
-    query = functional.rms_norm(low, (q_rank,), block.query_norm) @ block.query_up
-    query = query.unflatten(-1, (num_heads, -1))
+    return functional.rms_norm(low, (q_rank,), block.query_norm)
+
+
+def expand_queries(
+    block: LatentBlock, low: torch.Tensor, num_heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the parts of the heads' queries without and with position."""
+    query = (low @ block.query_up).unflatten(-1, (num_heads, -1))
+    rope = block.cos.shape[-1]
     query_nope, query_rope = query[..., :-rope], query[..., -rope:]
     return query_nope, rotate_halves(query_rope, block.cos.unsqueeze(1), block.sin.unsqueeze(1))
 

@@ -5,6 +5,8 @@ from the hidden state. Layers that see what another layer's indexer chose have n
 Source: DeepSeek-V3.2-Exp, section 2.1, 2025; `index_topk_freq` of GLM-5.2's configuration.
 """
 
+from collections.abc import Iterator, Mapping
+
 from foretoken.domain.operators.spec.operator import Dim, Dims
 from foretoken.domain.units import Quantity
 
@@ -14,11 +16,18 @@ INDEXER_DIMS = (
     Dim("index_topk", "keys that a query sees at most, 0 for all", minimum=0),
 )
 # DeepSeek-V3.2's, and a small one to try.
-FULL_INDEXER = {"index_num_heads": 64, "index_head_dim": 128, "index_topk": 2048}
-QUICK_INDEXER = {"index_num_heads": 4, "index_head_dim": 16, "index_topk": 64}
+_FULL_INDEXER = {"index_num_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+_QUICK_INDEXER = {"index_num_heads": 4, "index_head_dim": 16, "index_topk": 64}
 
 # Keys are kept in 8 bit with one fp32 scale. Source: `fp8_mqa_logits` of DeepGEMM.
 _KEY_SCALE_BYTES = 4
+
+
+def swept_indexers(quick: bool) -> Iterator[Mapping[str, int]]:
+    """Yield the sizes of an indexer, and of none in a layer that takes another's choice."""
+    indexer = _QUICK_INDEXER if quick else _FULL_INDEXER
+    yield indexer
+    yield {**indexer, "index_num_heads": 0}
 
 
 def has_indexer(d: Dims) -> Quantity:

@@ -5,7 +5,10 @@ and value head scores one key a token, a block counts as its best token. The las
 seen. Source: MiniMax-M3's `sparse_attention_config` and vLLM 0.24, `models/minimax_m3`, 2026.
 """
 
+from collections.abc import Iterator, Mapping
+
 from foretoken.domain.operators.spec.operator import Dim, Dims
+from foretoken.domain.operators.spec.sweep import pick
 from foretoken.domain.units import Quantity
 
 MSA_DIMS = (
@@ -18,6 +21,17 @@ MSA_DIMS = (
     Dim("block_size", "tokens of a block"),
     Dim("topk_blocks", "blocks that a query sees at most"),
 )
+
+
+def swept_heads(quick: bool) -> Iterator[Mapping[str, int]]:
+    """Yield the sizes of MiniMax-M3, whole and of a rank of four, or small ones to try."""
+    sizes = {"head_dim": 128, "hidden": 6144, "index_head_dim": 128, "block_size": 128}
+    if quick:
+        sizes = {"head_dim": 32, "hidden": 128, "index_head_dim": 16, "block_size": 16}
+    for kv_heads in pick(quick, (2,), (4, 1)):
+        heads = {"num_heads": 16 * kv_heads, "num_kv_heads": kv_heads}
+        topk_blocks = 4 if quick else 16
+        yield {**heads, "index_num_heads": kv_heads, **sizes, "topk_blocks": topk_blocks}
 
 
 def msa_weights(d: Dims) -> Quantity:

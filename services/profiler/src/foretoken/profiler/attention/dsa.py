@@ -1,0 +1,143 @@
+"""The whole sparse latent attention block (DSA), which attends in the latent space.
+
+Of the context a query sees the tokens that the indexer scores highest: by the sum over its heads of
+weight times relu(query key). Its rotation of a few features by position is left out. An indexer
+without heads is another layer's: its choice is an input.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from foretoken.profiler.attention.latent import (
+    LatentBlock,
+    compress,
+    expand_queries,
+    make_block,
+)
+from foretoken.profiler.attention.ragged import Batch
+from foretoken.profiler.attention.selected import (
+    attend_chosen,
+    by_rows,
+    choose_keys,
+    count_visible,
+    score_keys,
+    split_contexts,
+    split_queries,
+    take_keys,
+)
+from foretoken.profiler.kernel import Inputs, TensorFactory
+
+_BLOCK_LENGTH = len(LatentBlock._fields)
+
+
+class Indexer(NamedTuple):
+    """The indexer's weights [in, out], its keys by place, and for each query what it may see.
+
+    `visible` [num_tokens, 1] counts keys; `chosen` [num_tokens, keys] is another layer's choice.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    weight: torch.Tensor
+    cache: torch.Tensor
+    visible: torch.Tensor
+    chosen: torch.Tensor
+
+
+def make_dsa_block(dims: Mapping[str, int], batch: Batch, tensors: TensorFactory) -> Inputs:
+    """Return random inputs of a block and its indexer."""
+    heads, hidden = dims["index_num_heads"], dims["hidden"]
+    features = dims["index_head_dim"] if heads else 0
+    visible = count_visible(batch).to(tensors.device)
+    width = 0 if heads else min(dims["index_topk"], max(batch.kv_lens))
+    indexer = Indexer(
+        query=tensors.random(dims["q_lora_rank"], heads * features),
+        key=tensors.random(hidden, features),
+        weight=tensors.random(hidden, heads),
+        cache=tensors.random(sum(batch.kv_lens), features),
+        visible=visible,
+        chosen=tensors.integers(2**31, len(visible), width) % visible,
+    )
+    return *make_block(dims, batch, tensors), *indexer
+
+
+def bind_dsa_block(dims: Mapping[str, int], batch: Batch) -> Callable[..., torch.Tensor]:
+    """Return the block from hidden state to hidden state."""
+    num_heads, nope = dims["num_heads"], dims["qk_nope_head_dim"]
+    scale = (nope + dims["qk_rope_head_dim"]) ** -0.5
+
+    def run(*inputs: torch.Tensor) -> torch.Tensor:
+        block, indexer = LatentBlock(*inputs[:_BLOCK_LENGTH]), Indexer(*inputs[_BLOCK_LENGTH:])
+        low = compress(block)
+        query_nope, query_rope = expand_queries(block, low, num_heads)
+        # [rank, num_heads, nope + value] as one matrix per head, without a copy.
+        up = block.latent_up.unflatten(-1, (num_heads, -1)).transpose(0, 1)
+        query = torch.bmm(query_nope.transpose(0, 1), up[..., :nope].transpose(1, 2))
+        query = torch.cat((query.transpose(0, 1), query_rope), dim=-1) * scale
+        choose = _choice_of(block, indexer, low, batch, dims)
+        attended = _attend(query, block.cache, batch, choose, dims)
+        values = torch.bmm(attended.transpose(0, 1), up[..., nope:])
+        return values.transpose(0, 1).flatten(1) @ block.out
+
+    return run
+
+
+# (group of queries, some of its queries) -> the places they see, and which of these there are
+_Choice = Callable[[int, slice], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _choice_of(
+    block: LatentBlock,
+    indexer: Indexer,
+    low: torch.Tensor,
+    batch: Batch,
+    dims: Mapping[str, int],
+) -> _Choice:
+    heads, limit = dims["index_num_heads"], dims["index_topk"]
+    if not heads:
+        chosen_by_group = split_queries(batch, indexer.chosen)
+
+        def repeat(group: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+            chosen = chosen_by_group[group][rows]
+            return chosen, torch.ones_like(chosen, dtype=torch.bool)
+
+        return repeat
+    indexer.cache[block.places] = block.hidden @ indexer.key
+    queries = split_queries(batch, (low @ indexer.query).unflatten(-1, (heads, -1)))
+    weights = split_queries(batch, block.hidden @ indexer.weight)
+    visible = split_queries(batch, indexer.visible)
+    keys = split_contexts(batch, indexer.cache)
+
+    def choose(group: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        products = score_keys(queries[group], keys[group], rows).relu()
+        scores = (products * weights[group][rows].unsqueeze(-1)).sum(1)
+        return choose_keys(scores, visible[group][rows], limit)
+
+    return choose
+
+
+def _attend(
+    query: torch.Tensor, cache: torch.Tensor, batch: Batch, choose: _Choice, dims: Mapping[str, int]
+) -> torch.Tensor:
+    """Return the attention [tokens, heads, rank] of queries in the latent space."""
+    rank, groups = dims["kv_lora_rank"], []
+    pairs = zip(split_queries(batch, query), split_contexts(batch, cache), strict=True)
+    for group, (queries, context) in enumerate(pairs):
+        num_keys, features = context.shape[-2:]
+        gathered = min(dims["index_topk"], num_keys) * features
+        scored = num_keys * max(dims["index_num_heads"], 1)
+
+        def attend(
+            rows: slice,
+            group: int = group,
+            queries: torch.Tensor = queries,
+            context: torch.Tensor = context,
+        ) -> torch.Tensor:
+            chosen, is_seen = choose(group, rows)
+            latents = take_keys(context, chosen, rows)
+            return attend_chosen(queries[rows], latents, latents[..., :rank], is_seen)
+
+        groups.append(by_rows(len(queries), gathered + scored, attend))
+    return torch.cat(groups)
