@@ -243,7 +243,8 @@ _CLUSTER_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     # Outages name a pool of the cluster.
     (cluster.FailureSpec, "outages"): st.just(()),
     (cluster.SpeculativeSpec, "method"): st.just("draft_model"),
-    (cluster.SpeculativeSpec, "num_draft_tokens"): POSITIVE,
+    (cluster.SpeculativeSpec, "num_draft_tokens"): st.just(2),
+    (cluster.SpeculativeSpec, "acceptance_by_position"): st.sampled_from([(), (0.8, 0.3)]),
     (cluster.SpeculativeSpec, "acceptance_ratio"): st.floats(0.0, 1.0),
     (cluster.SpeculativeSpec, "draft_model"): st.deferred(lambda: values_of(ModelArchitecture)),
     (cluster.SpeculativeSpec, "num_draft_layers"): POSITIVE,

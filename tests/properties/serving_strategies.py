@@ -117,13 +117,19 @@ def cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
 
 @st.composite
 def rich_cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
-    """Draw a case with rules that few have: tiers below the device, swapping, drafts, padding."""
+    """Draw a case with rules that few have: tiers, swapping, drafts, padding, prompts that wait."""
     case = draw(cases(scheduler))
     profile = replace(
         case.setup.profile,
         counts_padding=draw(st.booleans()),
         max_decode_run=draw(st.sampled_from((0, 1, 3, 10))),
         mixes_prefill=draw(st.booleans()),
+        batch_wait_iters=draw(st.sampled_from((0, 2, 9))),
+        batch_wait_tokens_ratio=draw(st.sampled_from((0.3, 1.0))),
+        balance_timeout_iters=draw(st.sampled_from((0, 3, 9))),
+        balance_wait_iters=draw(st.sampled_from((0, 2))),
+        prefill_interval=draw(st.sampled_from((1, 1, 4))),
+        receive_interval=draw(st.sampled_from((1, 1, 5))),
         preemption=draw(st.sampled_from(("recompute", "swap"))),
     )
     tiers = draw(st.just([]) | st.lists(_tiers(profile.block_size), min_size=1, max_size=3))
@@ -142,9 +148,9 @@ def rich_cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
 def speculations(draw: st.DrawFn, *, has_draft: bool = True) -> Speculation:
     """Draw how an engine speculates; a draft that takes time is on one stage."""
     num_drafts = draw(st.integers(1, 7))
+    ratio = st.sampled_from((0.0, 0.3, 0.8, 1.0))
     return Speculation(
-        num_draft_tokens=num_drafts,
-        acceptance_ratio=draw(st.sampled_from((0.0, 0.3, 0.8, 1.0))),
+        acceptance_ratios=tuple(draw(st.lists(ratio, min_size=num_drafts, max_size=num_drafts))),
         num_lookahead_tokens=draw(st.sampled_from((0, num_drafts))),
         draft=draw(st.none() | st.just(flat_tables(1.0, 0.1))) if has_draft else None,
         seed=draw(st.integers(0, 3)),

@@ -118,9 +118,7 @@ def test_the_mean_yield_is_that_of_a_truncated_geometric(
     acceptance_ratio: float, num_drafts: int, seed: int
 ) -> None:
     """Verifications one after the other through a long answer, within 6 standard errors."""
-    speculation = Speculation(
-        num_draft_tokens=num_drafts, acceptance_ratio=acceptance_ratio, seed=seed
-    )
+    speculation = Speculation(acceptance_ratios=(acceptance_ratio,) * num_drafts, seed=seed)
     yields = draw_yields(np.array([20_000]), speculation)
     drawn, place = [], 0
     while place < 20_000 - num_drafts:
@@ -138,17 +136,19 @@ def test_the_mean_yield_is_that_of_a_truncated_geometric(
 @given(
     answers=st.lists(st.integers(1, 50), min_size=1, max_size=8),
     num_drafts=st.integers(1, 6),
-    ratio=st.floats(0, 1),
+    ratios=st.lists(st.floats(0, 1), min_size=7, max_size=7),
     seed=st.integers(0, 1000),
 )
 def test_more_drafts_or_a_better_one_never_yield_less(
-    answers: list[int], num_drafts: int, ratio: float, seed: int
+    answers: list[int], num_drafts: int, ratios: list[float], seed: int
 ) -> None:
     """The same tokens can be guessed, so common random numbers compare like with like."""
     lengths = np.array(answers)
-    less = Speculation(num_draft_tokens=num_drafts, acceptance_ratio=ratio, seed=seed)
-    more = replace(less, num_draft_tokens=num_drafts + 1)
-    better = replace(less, acceptance_ratio=(1 + ratio) / 2)
+    less = Speculation(acceptance_ratios=tuple(ratios[:num_drafts]), seed=seed)
+    more = replace(less, acceptance_ratios=tuple(ratios[: num_drafts + 1]))
+    better = replace(
+        less, acceptance_ratios=tuple((1 + ratio) / 2 for ratio in ratios[:num_drafts])
+    )
     yields = draw_yields(lengths, less)
     assert (yields <= draw_yields(lengths, more)).all()
     assert (yields <= draw_yields(lengths, better)).all()

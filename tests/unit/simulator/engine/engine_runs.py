@@ -17,8 +17,7 @@ from foretoken.simulator.workload.request_plan import plan_requests
 _NUM_REQUESTS = 12
 _TIER = KvTier(name="tier", capacity_bytes=2_000, read_bytes_per_s=1e8, write_bytes_per_s=1e8)
 _DRAFTS = Speculation(
-    num_draft_tokens=3,
-    acceptance_ratio=0.6,
+    acceptance_ratios=(0.6,) * 3,
     num_lookahead_tokens=3,
     draft=flat_tables(1.0, 0.1),
 )

@@ -24,7 +24,7 @@ from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.service_level import find_attaining
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import prepare_deployment, run_deployment
-from foretoken.simulator.serving.speculation import Speculation
+from foretoken.simulator.serving.speculation import Speculation, draw_yields
 from foretoken.simulator.workload.request_plan import plan_requests
 
 # A target of 1000 µs a step and 10 µs a token, a draft of 100 µs and 1 µs.
@@ -32,7 +32,7 @@ _TARGET, _DRAFT = flat_tables(1000.0, 10.0), flat_tables(100.0, 1.0)
 _NGRAM = SpeculativeSpec(method="ngram", num_draft_tokens=3, acceptance_ratio=0.7)
 _LAYERS = replace(_NGRAM, method="layers")
 _MODEL = replace(_NGRAM, method="draft_model", draft_model=find_model("qwen2-0.5b"))
-_SCHEDULERS = ("chunked_prefill", "sglang")
+_SCHEDULERS = ("chunked_prefill", "sglang", "trtllm")
 _WORKLOAD = WorkloadSpec(
     num_requests=20,
     rate_rps=4.0,
@@ -63,7 +63,7 @@ def _scenario(**changes: Any) -> ServingScenario:
 @pytest.mark.parametrize("scheduler", _SCHEDULERS)
 def test_where_no_draft_is_accepted_a_step_yields_one_token(scheduler: str) -> None:
     """It still computes and samples from all four."""
-    speculation = Speculation(num_draft_tokens=3, acceptance_ratio=0.0)
+    speculation = Speculation(acceptance_ratios=(0.0,) * 3)
     (steps,) = _run(speculation, 30, 6, scheduler=scheduler).steps
     assert steps.num_output_tokens is not None
     assert steps.num_output_tokens.tolist() == [1] * 6
@@ -78,7 +78,7 @@ def test_where_all_drafts_are_accepted_a_step_yields_one_more(
     scheduler: str, *, is_async: bool
 ) -> None:
     """After the first token, from the prompt, come 4, 4 and what is left of the answer: 2."""
-    speculation = Speculation(num_draft_tokens=3, acceptance_ratio=1.0)
+    speculation = Speculation(acceptance_ratios=(1.0,) * 3)
     record = _run(speculation, 30, 11, scheduler=scheduler, has_async_scheduling=is_async)
     (steps,) = record.steps
     assert steps.num_output_tokens is not None
@@ -89,7 +89,7 @@ def test_where_all_drafts_are_accepted_a_step_yields_one_more(
 
 
 def test_a_budget_too_small_for_all_drafts_verifies_fewer() -> None:
-    speculation = Speculation(num_draft_tokens=7, acceptance_ratio=1.0)
+    speculation = Speculation(acceptance_ratios=(1.0,) * 7)
     (steps,) = _run(speculation, 4, 11, max_num_batched_tokens=4).steps
     assert steps.num_tokens.tolist() == [4, 4, 4, 4]
     assert steps.num_output_tokens is not None
@@ -102,28 +102,28 @@ def test_a_draft_adds_as_many_passes_as_it_proposes_tokens() -> None:
     Prompt: 1000 + 30 * 10, and 100 + 30, 100 + 1, 100 + 1. Verification: 1000 + 4 * 10, and
     100 + 4, 100 + 1, 100 + 1.
     """
-    speculation = Speculation(num_draft_tokens=3, acceptance_ratio=1.0, draft=_DRAFT)
+    speculation = Speculation(acceptance_ratios=(1.0,) * 3, draft=_DRAFT)
     (steps,) = _run(speculation, 30, 5).steps
     assert steps.end_ns.tolist() == [1_632_000, 1_632_000 + 1_346_000]
 
 
 def test_proposals_from_the_text_take_no_time() -> None:
     """1000 + 30 * 10, then 1000 + 4 * 10."""
-    speculation = Speculation(num_draft_tokens=3, acceptance_ratio=1.0)
+    speculation = Speculation(acceptance_ratios=(1.0,) * 3)
     (steps,) = _run(speculation, 30, 5).steps
     assert steps.end_ns.tolist() == [1_300_000, 2_340_000]
 
 
 def test_a_request_holds_slots_for_what_is_verified_and_what_will_be() -> None:
     """In blocks of one token: 30 of the prompt; then 30, and 1 + 3 verified, and 3 proposed."""
-    speculation = Speculation(num_draft_tokens=3, acceptance_ratio=0.0, num_lookahead_tokens=3)
+    speculation = Speculation(acceptance_ratios=(0.0,) * 3, num_lookahead_tokens=3)
     (steps,) = _run(speculation, 30, 4, block_size=1).steps
     assert steps.num_used_blocks.tolist() == [30, 37, 38, 39]
 
 
 def test_tokens_that_leave_together_have_gaps_of_nothing() -> None:
     """One gap of a step before the four, three of 0 among them, for the mean of one token."""
-    speculation = Speculation(num_draft_tokens=3, acceptance_ratio=1.0)
+    speculation = Speculation(acceptance_ratios=(1.0,) * 3)
     record = _run(speculation, 30, 9)
     runs = place_runs(record)
     gaps_ns, counts = count_token_gaps(runs)
@@ -235,10 +235,38 @@ def test_answers_are_speculated_on_decode_replicas_only() -> None:
     assert "draft" in report.step_time_s_by_group
 
 
+def test_each_place_has_an_acceptance_of_its_own() -> None:
+    """As vLLM logs it: of all steps 80 % keep the first draft, 60 % the second, 15 % the third."""
+    spec = replace(_NGRAM, acceptance_by_position=(0.8, 0.6, 0.15))
+    assert pytest.approx((0.8, 0.75, 0.25)) == spec.conditional_ratios
+    drawn = draw_yields(np.full(400, 500), Speculation(acceptance_ratios=spec.conditional_ratios))
+    shares = [np.mean(drawn > place) for place in (1, 2, 3)]
+    assert pytest.approx([0.8, 0.6, 0.15], abs=0.01) == shares
+
+
+def test_one_ratio_for_all_places_is_that_of_each() -> None:
+    spec = replace(_NGRAM, acceptance_by_position=(0.5, 0.25, 0.125))
+    assert replace(_NGRAM, acceptance_ratio=0.5).conditional_ratios == spec.conditional_ratios
+
+
+@pytest.mark.parametrize("ratios", [(0.5, 0.6, 0.1), (0.5, 0.4), (1.1, 0.5, 0.1)])
+def test_places_that_cannot_be_are_refused(ratios: tuple[float, ...]) -> None:
+    with pytest.raises(InvalidRequestError, match="a ratio for each draft token"):
+        replace(_NGRAM, acceptance_by_position=ratios)
+
+
+def test_an_engine_that_never_evicts_speculates() -> None:
+    """TensorRT-LLM has the blocks of all drafts of an answer before its request starts."""
+    engine = EngineSpec(profile="trtllm-1.0", max_num_seqs=16)
+    report = simulate(_scenario(speculative=_LAYERS, engine=engine, device="a100_sxm_80"))
+    assert report.num_completed == _WORKLOAD.num_requests
+    assert 2.0 < report.tokens_per_decode_mean < 2.533
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": EngineSpec(profile="trtllm-1.0")}, "take vllm-0.19, sglang-0.5"),
+        ({"engine": EngineSpec(profile="sarathi")}, "take vllm-0.19, sglang-0.5"),
         ({"layout": ParallelLayout(pp=2)}, "the method ngram works on several stages"),
         ({"engine": plain_engine(max_num_batched_tokens=3)}, "must be below"),
     ],

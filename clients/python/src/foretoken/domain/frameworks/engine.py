@@ -98,6 +98,11 @@ class EngineProfile:
 
     With `counts_padding` a batch of prompts counts against the budget as if all were as long as the
     longest. For `max_decode_run` steps of decoding (0: none) waiting requests are not looked at.
+    Next to requests that decode, prompts are left for later: for `batch_wait_iters` steps until a
+    batch has `batch_wait_tokens_ratio` of `max_num_batched_tokens`; of engines that share experts
+    for `balance_timeout_iters` steps (0: none) until each has a prompt, and then for
+    `balance_wait_iters` more; and all but every `prefill_interval`-th step, unless some were left
+    over by the last. New requests are looked for every `receive_interval` steps of decoding.
     With `has_priority_scheduling` waiting requests go by priority, then by arrival. With
     `mixes_prefill` requests decode along with the prompts of an engine that else computes prompts
     in batches of their own.
@@ -146,6 +151,12 @@ class EngineProfile:
     counts_padding: bool = False
     max_decode_run: int = 0
     mixes_prefill: bool = False
+    batch_wait_iters: int = 0
+    batch_wait_tokens_ratio: float = 0.0
+    balance_timeout_iters: int = 0
+    balance_wait_iters: int = 0
+    prefill_interval: int = 1
+    receive_interval: int = 1
     has_priority_scheduling: bool = False
     block_size: int = 16
     admission: str = "chunk"
@@ -198,7 +209,7 @@ class EngineProfile:
         """Refuse limits and rules no engine can follow."""
         violations = [
             FieldViolation(name, "must be at least 1")
-            for name in ("max_num_seqs", "max_num_batched_tokens", "block_size")
+            for name in _AT_LEAST_ONE
             if getattr(self, name) < 1
         ]
         violations += [
@@ -221,7 +232,18 @@ class EngineProfile:
             raise InvalidRequestError.of_violations(violations, f"engine {self.name}")
 
 
+_AT_LEAST_ONE = (
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "prefill_interval",
+    "receive_interval",
+)
 _NOT_NEGATIVE = (
+    "batch_wait_iters",
+    "batch_wait_tokens_ratio",
+    "balance_timeout_iters",
+    "balance_wait_iters",
     "max_chunk_tokens",
     "max_num_prefills",
     "max_decode_run",

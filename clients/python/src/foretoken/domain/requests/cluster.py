@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import InvalidRequestError
@@ -250,10 +251,11 @@ class ClusterSpec:
 class SpeculativeSpec:
     """Speculative decoding: a step proposes `num_draft_tokens` per sequence and verifies them all.
 
-    Each is accepted with `acceptance_ratio` where all before it were; a step yields the accepted
-    ones and one more. Proposals come from a `draft_model` that runs on the same devices, from
-    `layers` of the model itself (`num_draft_layers` of them and its head: EAGLE, MTP), or from the
-    text at no cost (`ngram`).
+    Each is accepted with `acceptance_ratio` where all before it were, or, as engines log it, in
+    `acceptance_by_position` of all steps (one for each that is proposed; empty: by the ratio); a
+    step yields the accepted ones and one more. Proposals come from a `draft_model` that runs on the
+    same devices, from `layers` of the model itself (`num_draft_layers` of them and its head: EAGLE,
+    MTP), or from the text at no cost (`ngram`).
     """
 
     method: str = "ngram"
@@ -261,6 +263,7 @@ class SpeculativeSpec:
     acceptance_ratio: float = 0.7
     draft_model: ModelArchitecture | None = None
     num_draft_layers: int = 1
+    acceptance_by_position: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse methods there are not and ratios that are none."""
@@ -281,8 +284,25 @@ class SpeculativeSpec:
                     "must be set for the method draft_model and for no other",
                 ),
                 "num_draft_layers": (self.num_draft_layers >= 1, "must be at least 1"),
+                "acceptance_by_position": (
+                    not self.acceptance_by_position or self._has_positions(),
+                    "must fall from at most 1 to no less than 0, a ratio for each draft token",
+                ),
             },
         )
+
+    def _has_positions(self) -> bool:
+        ratios = self.acceptance_by_position
+        falls = all(after <= before for before, after in pairwise((1.0, *ratios, 0.0)))
+        return len(ratios) == self.num_draft_tokens and falls
+
+    @property
+    def conditional_ratios(self) -> tuple[float, ...]:
+        """How often each draft token is accepted where all before it were."""
+        if not self.acceptance_by_position:
+            return (self.acceptance_ratio,) * self.num_draft_tokens
+        pairs = pairwise((1.0, *self.acceptance_by_position))
+        return tuple(after / before if before else 0.0 for before, after in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,6 +28,7 @@ def can_admit(state: State, e: int) -> bool:
     engine = engines_of(state)[e]
     return bool(
         engine.num_waiting > 0
+        and not engine.holds_prompts
         and engine.num_running < state.max_num_seqs
         and budget_left(state, e) > 0
         and can_schedule(state, engine.first_waiting)
@@ -57,7 +58,7 @@ def continue_prompts(state: State, e: int) -> bool:
     """Schedule the next pieces of prompts that were begun; False where there are none."""
     engine = engines_of(state)[e]
     has_any = False
-    for index in range(engine.num_running):
+    for index in range(0 if engine.holds_prompts else engine.num_running):
         r = running_of(state)[e, index]
         if not is_decoding(state, r) and can_schedule(state, r):
             num_new = limit_piece(state, e, num_uncomputed(state, r))
@@ -106,6 +107,8 @@ def num_repeats(state: State, e: int) -> int:
         return 0
     if engine.num_waiting == 0 or engine.num_running >= state.max_num_seqs:
         return NEVER_NS
+    if engine.holds_prompts:
+        return 0
     head = requests_of(state)[engine.first_waiting]
     can_hit = state.is_caching and (head.num_shared > 0 or head.num_preemptions > 0)
     return NEVER_NS if engine.num_prefills == 0 and not can_hit else 0

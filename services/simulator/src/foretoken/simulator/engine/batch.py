@@ -96,8 +96,8 @@ def limit_piece(state: State, e: int, num_tokens: int) -> int:
 @compiled_part
 def can_prefill(state: State, e: int) -> bool:
     """Whether the batch may have another prefill."""
-    most = state.max_num_prefills
-    return bool(most == 0 or engines_of(state)[e].num_prefills < most)
+    engine, most = engines_of(state)[e], state.max_num_prefills
+    return bool(not engine.holds_prompts and (most == 0 or engine.num_prefills < most))
 
 
 @compiled_part

@@ -50,6 +50,11 @@ PROFILE_RULES = (
     "max_decode_run",
     "mixes_prefill",
     "counts_padding",
+    "batch_wait_iters",
+    "balance_timeout_iters",
+    "balance_wait_iters",
+    "prefill_interval",
+    "receive_interval",
     "host_us",
     "host_us_per_seq",
     "output_us",
@@ -75,6 +80,12 @@ _RULES = (
     "max_decode_run",
     "mixes_prefill",
     "counts_padding",
+    "batch_wait_iters",
+    "batch_wait_tokens",  # of a batch from which on prompts wait no longer (0: they do not)
+    "balance_timeout_iters",
+    "balance_wait_iters",
+    "prefill_interval",
+    "receive_interval",
     "max_context",
     "depth",
     "num_stages",
@@ -278,6 +289,8 @@ ENGINE = _record(
         ("num_waiting_tokens", np.int64),
         # For how many more steps it may be repeated as it is, if nothing arrives.
         ("num_repeats", np.int64),
+        ("holds_prompts", np.int32),  # out of the batch that is being chosen
+        ("is_crowded", np.int32),  # some were left over by the last batch that held none back
         # The scheduler's own.
         ("scratch", np.int64, (4,)),
         ("scratch_ratio", np.float64),
@@ -294,6 +307,9 @@ UNIT = _record(
         ("num_engines", np.int64),
         ("first_flight", np.int32),
         ("is_steady", np.int32),
+        ("num_waited", np.int32),  # batches that held prompts back
+        ("num_gathered", np.int32),  # of them, those when all engines had some
+        ("received_step", np.int32),  # the step before which it looked for new requests
     ]
 )
 

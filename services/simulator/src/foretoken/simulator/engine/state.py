@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -129,6 +130,9 @@ def _set_rules(rules: State, setup: DeploymentSetup, num_stages: int) -> None:
     rules["is_caching"] = profile.has_prefix_caching
     rules["admission"] = ADMISSIONS[profile.admission]
     rules["max_num_tokens"] = profile.max_num_batched_tokens
+    if profile.batch_wait_iters > 0:
+        wait_tokens = profile.batch_wait_tokens_ratio * profile.max_num_batched_tokens
+        rules["batch_wait_tokens"] = ceil(wait_tokens)
     rules["num_blocks"] = setup.num_kv_blocks
     rules["watermark_blocks"] = int(profile.watermark_ratio * setup.num_kv_blocks)
     rules["max_context"] = setup.max_context

@@ -15,6 +15,7 @@ from foretoken.simulator.engine.layout import (
     State,
     as_int64,
 )
+from foretoken.simulator.engine.prompt_wait import hold_prompts, must_receive
 from foretoken.simulator.engine.queue import admit_arrivals, pop_waiting, seat_transferred_in
 from foretoken.simulator.engine.request import (
     emit,
@@ -49,15 +50,18 @@ def tick(state: State, tables: CostTables, u: int, now_ns: int) -> bool:
     """Schedule if possible, else wait; False when the engines cannot go on."""
     unit = units_of(state)[u]
     state.now_ns = now_ns
+    receives = must_receive(state, u)
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         engine = engines_of(state)[e]
         has_transferred_in = (
             engine.num_transferred_in > 0 and engine.num_running < state.max_num_seqs
         )
         is_unranked = state.has_priorities and not engine.is_ranked
-        if engine.num_arrived > 0 or has_transferred_in or is_unranked:
+        if (receives and engine.num_arrived > 0) or has_transferred_in or is_unranked:
             unit.is_steady = 0
             admit_arrivals(state, e, now_ns)
+    if receives:
+        unit.received_step = engines_of(state)[unit.first_engine].num_steps
     if unit.num_flights < state.depth and _choose(state, u):
         _launch(state, tables, u, now_ns)
         unit.tick = TICK
@@ -65,6 +69,11 @@ def tick(state: State, tables: CostTables, u: int, now_ns: int) -> bool:
     elif unit.num_flights > 0:
         unit.tick = COMPLETE
         unit.next_ns = _leaving_ns(state, u)
+    elif not receives:
+        # Without work its loop turns until it looks.
+        unit.received_step -= state.receive_interval
+        unit.tick = TICK
+        unit.next_ns = now_ns
     else:
         return _rest(state, u, now_ns)
     return True
@@ -118,6 +127,7 @@ def _choose(state: State, u: int) -> bool:
     unit.is_steady = 0
     flight = (unit.first_flight + unit.num_flights) % state.depth
     has_work = False
+    hold_prompts(state, u)
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         engine = engines_of(state)[e]
         _begin(state, e, flight)
@@ -128,6 +138,8 @@ def _choose(state: State, u: int) -> bool:
             seat_transferred_in(state, e)
             num_repeats = call_select(state.select_at, state, e)
         engine.num_repeats = min(engine.num_repeats, num_repeats)
+        if not engine.holds_prompts:
+            engine.is_crowded = engine.num_waiting > 0
         has_work = has_work or engine.num_tokens > 0
     return has_work
 

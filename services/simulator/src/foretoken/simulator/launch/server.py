@@ -26,7 +26,13 @@ DTYPE_WORDS = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float
 QUANTIZED_AT_LOAD = {"fp8": "fp8"}
 
 # Rules of an engine's profile that options say.
-_RULES = ("has_prefix_caching", "has_priority_scheduling", "mixes_prefill")
+_RULES = (
+    "has_prefix_caching",
+    "has_priority_scheduling",
+    "mixes_prefill",
+    "prefill_interval",
+    "receive_interval",
+)
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
 
 
@@ -87,6 +93,8 @@ class ServedOptions:
     has_graphs: bool = True
     has_priority_scheduling: bool = False
     mixes_prefill: bool = False
+    prefill_interval: int = 1
+    receive_interval: int = 1
     role: str = "aggregated"
     max_loras: int = 0
     num_loras: int = 0

@@ -26,7 +26,7 @@ from foretoken.simulator.serving.step_cost import StepAccount, SurfaceCost
 # The group of time in which the draft runs.
 DRAFT_GROUP = "draft"
 # Whose rules say what a request with drafts takes of a step.
-SPECULATING_SCHEDULERS = ("chunked_prefill", "sglang")
+SPECULATING_SCHEDULERS = ("chunked_prefill", "sglang", "trtllm")
 
 
 def draft_scenario(scenario: ServingScenario) -> ServingScenario | None:
@@ -97,7 +97,7 @@ def check_speculation(scenario: ServingScenario) -> None:
     checks: Mapping[str, tuple[bool, str]] = {
         "engine.profile": (
             engine.scheduler in SPECULATING_SCHEDULERS,
-            f"{engine.name} does not speculate; take vllm-0.19, sglang-0.5 or one like them",
+            f"{engine.name} does not speculate; take vllm-0.19, sglang-0.5 or trtllm-1.0",
         ),
         "speculative.num_draft_tokens": (
             spec.num_draft_tokens < engine.max_num_batched_tokens,

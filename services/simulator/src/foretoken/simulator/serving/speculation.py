@@ -20,18 +20,24 @@ from foretoken.simulator.workload.rng import named_stream
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speculation:
-    """How an engine speculates: `num_draft_tokens` are proposed for a sequence in every step.
+    """How an engine speculates: tokens are proposed for a sequence in every step.
+
+    Each is accepted with its own of `acceptance_ratios` where all before it were.
 
     The drafts need KV slots for `num_lookahead_tokens` beyond those that are verified. `draft` are
     the times of a pass of the draft (None: proposals take no time). What is accepted comes from the
     `seed`.
     """
 
-    num_draft_tokens: int
-    acceptance_ratio: float
+    acceptance_ratios: tuple[float, ...]
     num_lookahead_tokens: int = 0
     draft: CostTables | None = None
     seed: int = 0
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens proposed for a sequence in every step."""
+        return len(self.acceptance_ratios)
 
 
 def speculation_of(spec: SpeculativeSpec | None, seed: int) -> Speculation | None:
@@ -41,8 +47,7 @@ def speculation_of(spec: SpeculativeSpec | None, seed: int) -> Speculation | Non
     # Proposals from the text write nothing into the cache.
     num_ahead = 0 if spec.method == "ngram" else spec.num_draft_tokens
     return Speculation(
-        num_draft_tokens=spec.num_draft_tokens,
-        acceptance_ratio=spec.acceptance_ratio,
+        acceptance_ratios=spec.conditional_ratios,
         num_lookahead_tokens=num_ahead,
         seed=seed,
     )
@@ -59,11 +64,14 @@ def draw_yields(num_decode_tokens: Ints, speculation: Speculation) -> NDArray[np
     num_places = int(ends[-1]) if len(ends) else 0
     places = np.arange(num_places)
     chance = named_stream(speculation.seed, "speculation").random(num_places)
-    missed = np.append(np.flatnonzero(chance >= speculation.acceptance_ratio), num_places)
-    num_accepted = missed[np.searchsorted(missed, places)] - places
+    num_accepted, is_accepted = np.zeros_like(places), np.ones(num_places, dtype=np.bool_)
+    for ahead, ratio in enumerate(speculation.acceptance_ratios):
+        last = max(num_places - ahead, 0)
+        is_accepted[:last] &= chance[ahead:] < ratio
+        is_accepted[last:] = False
+        num_accepted += is_accepted
     num_left = np.repeat(ends, num_decode_tokens) - places
-    most = np.minimum(num_accepted, speculation.num_draft_tokens) + 1
-    return np.asarray(np.minimum(most, num_left), dtype=np.int64)
+    return np.asarray(np.minimum(num_accepted + 1, num_left), dtype=np.int64)
 
 
 def draft_steps(steps: StepRecord, num_draft_tokens: int) -> Iterator[StepRecord]:

@@ -590,6 +590,7 @@ class SpeculativeSpec(_message.Message):
     ACCEPTANCE_RATIO_FIELD_NUMBER: _builtins.int
     DRAFT_MODEL_FIELD_NUMBER: _builtins.int
     DRAFT_LAYER_COUNT_FIELD_NUMBER: _builtins.int
+    ACCEPTANCE_BY_POSITION_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """"draft_model", "layers" or "ngram". Not set: "ngram"."""
     draft_token_count: _builtins.int
@@ -602,6 +603,10 @@ class SpeculativeSpec(_message.Message):
     def draft_model(self) -> _model_pb2.ModelArchitecture:
         """The model that proposes. Not set: none, an error with "draft_model"."""
 
+    @_builtins.property
+    def acceptance_by_position(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Share of steps in which each proposal is accepted, the first first. Empty: by acceptance_ratio."""
+
     def __init__(
         self,
         *,
@@ -610,10 +615,11 @@ class SpeculativeSpec(_message.Message):
         acceptance_ratio: _builtins.float | None = ...,
         draft_model: _model_pb2.ModelArchitecture | None = ...,
         draft_layer_count: _builtins.int | None = ...,
+        acceptance_by_position: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_acceptance_ratio", b"_acceptance_ratio", "_draft_layer_count", b"_draft_layer_count", "_draft_token_count", b"_draft_token_count", "_method", b"_method", "acceptance_ratio", b"acceptance_ratio", "draft_layer_count", b"draft_layer_count", "draft_model", b"draft_model", "draft_token_count", b"draft_token_count", "method", b"method"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_ratio", b"_acceptance_ratio", "_draft_layer_count", b"_draft_layer_count", "_draft_token_count", b"_draft_token_count", "_method", b"_method", "acceptance_ratio", b"acceptance_ratio", "draft_layer_count", b"draft_layer_count", "draft_model", b"draft_model", "draft_token_count", b"draft_token_count", "method", b"method"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_acceptance_ratio", b"_acceptance_ratio", "_draft_layer_count", b"_draft_layer_count", "_draft_token_count", b"_draft_token_count", "_method", b"_method", "acceptance_by_position", b"acceptance_by_position", "acceptance_ratio", b"acceptance_ratio", "draft_layer_count", b"draft_layer_count", "draft_model", b"draft_model", "draft_token_count", b"draft_token_count", "method", b"method"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__acceptance_ratio: _TypeAlias = _typing.Literal["acceptance_ratio"]  # noqa: Y015
     _WhichOneofArgType__acceptance_ratio: _TypeAlias = _typing.Literal["_acceptance_ratio", b"_acceptance_ratio"]  # noqa: Y015

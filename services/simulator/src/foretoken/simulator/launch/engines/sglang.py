@@ -143,6 +143,7 @@ class SglangEngine(ServingEngine):
             value("max_num_seqs", "max-running-requests"),
             value("max_num_batched_tokens", "chunked-prefill-size"),
             switch("mixes_prefill", "enable-mixed-chunk"),
+            value("receive_interval", "scheduler-recv-interval", default=1),
             value("memory_utilization_ratio", "mem-fraction-static", float, default=0.0),
             word("quantization", "quantization", QUANTIZED_AT_LOAD, default=""),
             word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8_e4m3"}),

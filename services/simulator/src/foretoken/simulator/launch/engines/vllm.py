@@ -158,6 +158,7 @@ class VllmEngine(ServingEngine):
             word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8"}),
             switch("has_prefix_caching", "enable-prefix-caching", "no-enable-prefix-caching"),
             switch("has_graphs", off="enforce-eager"),
+            value("prefill_interval", "prefill-schedule-interval", default=1),
             word("has_priority_scheduling", "scheduling-policy", {True: "priority"}, default=False),
             Link(
                 flags=("enable-lora", "max-loras", "max-cpu-loras", "max-lora-rank"),
