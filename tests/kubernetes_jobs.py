@@ -73,6 +73,8 @@ class JobController:
         self.error: BaseException | None = None
         # Answers a pod's start in the place of a process: the status of its containers.
         self.refuse_start: Callable[[Resource], Mapping[str, Any] | None] = lambda _: None
+        # Why no pod of any Job is made, as a quota or an admission says it.
+        self.refuses_pods = ""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -181,7 +183,10 @@ class JobController:
         for number, index in state.indexes.items():
             is_due = time.monotonic() >= index.not_before_s
             is_open = not (index.is_succeeded or index.is_failed or number in active)
-            if is_open and is_due and len(active) < job["spec"]["parallelism"]:
+            if is_open and is_due and self.refuses_pods:
+                index.not_before_s = time.monotonic() + self._retry_s
+                self._server.warn("Job", name, "FailedCreate", self.refuses_pods)
+            elif is_open and is_due and len(active) < job["spec"]["parallelism"]:
                 active.add(number)
                 state.num_started += 1
                 self._create_pod(job, number)

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import kubernetes_validate
 import yaml
+from kubernetes_rules import check_rules, expect
 
 VERSION = "1.36"
 NAMESPACE = "foretoken"
@@ -31,18 +32,12 @@ _KINDS = {
     "configmaps": ("v1", "ConfigMap"),
     "secrets": ("v1", "Secret"),
     "nodes": ("v1", "Node"),
+    "events": ("v1", "Event"),
 }
 _PATH = re.compile(
     r"/(?:api/v1|apis/batch/v1)(?:/namespaces/(?P<namespace>[^/]+))?"
     r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<part>log))?$"
 )
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SERVICE_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-_KEY = re.compile(r"([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_MAX_ANNOTATION_BYTES = 256 * 1024
-_MAX_DATA_BYTES = 1024 * 1024
-_LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _VERB_OF_METHOD = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -151,66 +146,12 @@ class ObjectStore:
         version, kind = _KINDS[plural]
         try:
             given = (body.get("apiVersion"), body.get("kind"))
-            _expect((version, kind) == given, f"{plural} want {version} {kind}")
+            expect((version, kind) == given, f"{plural} want {version} {kind}")
             kubernetes_validate.validate(body, VERSION, strict=True)
             check_rules(body)
         except (kubernetes_validate.ValidationError, ValueError) as err:
             self.refusals.append(str(err))
             raise RefusedError(422, "Invalid", str(err)) from err
-
-
-def check_rules(body: Resource) -> None:
-    """Refuse what the schemas let pass and an API server does not.
-
-    Raises:
-        ValueError: a rule is broken.
-
-    """
-    metadata = body["metadata"]
-    _expect(_NAME.fullmatch(metadata["name"]), f"no name: {metadata['name']}")
-    for key, value in metadata.get("labels", {}).items():
-        _expect(_LABEL.fullmatch(value), f"no value of a label: {key}={value}")
-    annotations = metadata.get("annotations", {})
-    for key in (*metadata.get("labels", {}), *annotations):
-        _expect(_KEY.fullmatch(key), f"no key of a label or an annotation: {key}")
-    num_bytes = sum(len(f"{key}{value}".encode()) for key, value in annotations.items())
-    _expect(num_bytes <= _MAX_ANNOTATION_BYTES, "annotations are too long")
-    for owner in metadata.get("ownerReferences", ()):
-        _expect(owner["uid"] and owner["name"], "an owner has a name and a uid")
-    if body["kind"] in ("ConfigMap", "Secret"):
-        num_bytes = sum(len(str(value).encode()) for value in body.get("data", {}).values())
-        _expect(num_bytes <= _MAX_DATA_BYTES, "data are too large")
-    if body["kind"] == "Service":
-        _expect(_SERVICE_NAME.fullmatch(metadata["name"]), f"no service: {metadata['name']}")
-    if body["kind"] == "Job":
-        _check_job(metadata["name"], body["spec"])
-
-
-def _check_job(name: str, job: Resource) -> None:
-    pod = job["template"]["spec"]
-    _expect(pod.get("restartPolicy") in ("Never", "OnFailure"), "restartPolicy of a Job's pods")
-    _expect(_DNS_LABEL.fullmatch(pod.get("subdomain", "none")), "no subdomain")
-    for toleration in pod.get("tolerations", ()):
-        is_any = toleration.get("operator", "Equal") == "Exists"
-        _expect(not (is_any and toleration.get("value")), "Exists wants no value")
-    if "podFailurePolicy" in job:
-        _expect(pod["restartPolicy"] == "Never", "podFailurePolicy wants restartPolicy Never")
-    if "maxFailedIndexes" in job:
-        _expect("backoffLimitPerIndex" in job, "maxFailedIndexes wants backoffLimitPerIndex")
-        _expect(job["maxFailedIndexes"] <= job["completions"], "maxFailedIndexes > completions")
-    if "backoffLimitPerIndex" in job:
-        _expect(job["completionMode"] == "Indexed", "backoffLimitPerIndex wants Indexed")
-    last = f"{name}-{job['completions'] - 1}"
-    _expect(_DNS_LABEL.fullmatch(last), f"no host name: {last}")
-    volumes = {volume["name"] for volume in pod.get("volumes", ())}
-    for container in pod["containers"]:
-        mounts = {mount["name"] for mount in container.get("volumeMounts", ())}
-        _expect(mounts <= volumes, f"mounts without volumes: {mounts - volumes}")
-        resources = container.get("resources", {})
-        for kind, limit in resources.get("limits", {}).items():
-            is_extended = "/" in kind
-            request = resources.get("requests", {}).get(kind, limit)
-            _expect(not is_extended or request == limit, f"{kind}: the request is not the limit")
 
 
 class KubernetesServer:
@@ -226,6 +167,8 @@ class KubernetesServer:
         # (verb, plural) of every request, in order.
         self.requests: list[tuple[str, str]] = []
         self.num_outages = 0
+        # So many requests are answered as by a server that does not know its callers yet.
+        self.num_unknown = 0
         handler = type("Handler", (_Handler,), {"api": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
@@ -280,10 +223,30 @@ class KubernetesServer:
         node["status"] = {"allocatable": {"cpu": "64", "memory": "256Gi", **gpus}}
         self.store.create("nodes", node)
 
+    def warn(self, kind: str, name: str, reason: str, message: str) -> None:
+        """Complain of an object, as controllers and kubelets do."""
+        self.store.create(
+            "events",
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": f"{name}.{uuid.uuid4().hex[:16]}"},
+                "involvedObject": {"kind": kind, "name": name, "namespace": NAMESPACE},
+                "type": "Warning",
+                "reason": reason,
+                "message": message,
+                "lastTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            },
+        )
+
     def check_right(self, verb: str, plural: str, part: str) -> None:
         """Refuse what the rules do not grant."""
         resource = f"{plural}/{part}" if part else plural
         self.requests.append((verb, resource))
+        if self.num_unknown:
+            self.num_unknown -= 1
+            code, reason = ((401, "Unauthorized"), (403, "Forbidden"))[self.num_unknown % 2]
+            raise RefusedError(code, reason, f"{reason}: no policies are loaded yet")
         if self.num_outages:
             self.num_outages -= 1
             raise RefusedError(503, "ServiceUnavailable", "the server is away")
@@ -459,11 +422,12 @@ def _bookmark(plural: str, version: int) -> Resource:
 
 def _selector(query: Mapping[str, str]) -> Callable[[Resource], bool]:
     wanted = dict(part.split("=", 1) for part in query.get("labelSelector", "").split(",") if part)
-    name = query.get("fieldSelector", "").removeprefix("metadata.name=")
+    fields = dict(part.split("=", 1) for part in query.get("fieldSelector", "").split(",") if part)
 
     def is_chosen(body: Resource) -> bool:
         labels = body["metadata"].get("labels", {})
-        return wanted.items() <= labels.items() and name in ("", body["metadata"]["name"])
+        known = {"metadata.name": body["metadata"]["name"], "type": body.get("type")}
+        return wanted.items() <= labels.items() and fields.items() <= known.items()
 
     return is_chosen
 
@@ -485,8 +449,3 @@ def _merge(before: Any, patch: Any) -> Any:
         else:
             merged[key] = _merge(before.get(key, {}), value)
     return merged
-
-
-def _expect(is_kept: object, rule: str) -> None:
-    if not is_kept:
-        raise ValueError(rule)

@@ -253,7 +253,10 @@ def test_the_controller_has_a_configuration_an_account_and_a_role(
     assert {"create", "get", "list", "watch", "patch", "delete"} == verbs
     readable = {r for role in bound for rule in role["rules"] for r in rule["resources"]
                 if {"get", "list", "watch"} & set(rule["verbs"])}  # fmt: skip
-    assert {"jobs", "pods", "pods/log", "nodes"} == readable
+    assert {"jobs", "pods", "pods/log", "events", "nodes"} == readable
+    changed = {r for role in bound for rule in role["rules"] for r in rule["resources"]
+               if {"patch", "delete"} & set(rule["verbs"])}  # fmt: skip
+    assert {"jobs"} == changed
 
 
 @pytest.mark.parametrize("service", _IMAGES)

@@ -232,10 +232,27 @@ def test_an_interrupted_command_deletes_its_job(cluster: _Cluster) -> None:
     process = cluster.profile(2)
     _wait_until(lambda: len(cluster.controller.running()) == 2)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    _, told = process.communicate(timeout=60)
+    # For who is killed instead, and can delete nothing.
+    assert "--namespace foretoken delete job foretoken-" in told
     assert process.returncode == 128 + signal.SIGINT
     _wait_until(lambda: not cluster.server.store.list("jobs", lambda _: True))
     assert {"nodes"} == {plural for plural, _ in cluster.server.store.objects}
+
+
+def test_what_keeps_pods_away_is_told_in_a_pipe_and_ends_the_command(cluster: _Cluster) -> None:
+    """On a line of its own, however little there is to report otherwise."""
+    cluster.controller.refuses_pods = "Error creating: pods is forbidden: exceeded quota: gpus"
+    content = yaml.safe_load(cluster.config.read_text())
+    content["profiler"]["kubernetes"]["start_s_max"] = 2
+    cluster.config.write_text(yaml.safe_dump(content))
+    process = cluster.profile(2)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 1
+    line = "the cluster refuses its pods (Error creating: pods is forbidden: exceeded quota: gpus)"
+    assert line in told.splitlines()
+    assert "profiler.kubernetes.start_s_max is how long to wait" in told
+    _wait_until(lambda: not cluster.server.store.list("jobs", lambda _: True))
 
 
 def test_collectives_of_two_nodes_meet_by_the_service_of_their_job(cluster: _Cluster) -> None:

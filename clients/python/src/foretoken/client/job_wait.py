@@ -1,11 +1,13 @@
 """Wait for a job of any service."""
 
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job
 from foretoken.domain.ports import JobsPort
+
+_log = logging.getLogger(__name__)
 
 OnProgress = Callable[[Job], None]
 
@@ -18,8 +20,10 @@ def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None
             if on_progress is not None:
                 on_progress(state)
     except KeyboardInterrupt:
-        # A service that is gone cannot be notified; the interruption still is what happened.
-        with suppress(ForetokenError):
+        try:
             jobs.cancel_job(job.job_id)
+        except ForetokenError as err:
+            # The interruption still is what happened.
+            _log.warning("job %s may go on: %s", job.job_id, err.message)
         raise
     return job

@@ -68,7 +68,8 @@ class Job:
     """A job as its service reports it.
 
     `progress_ratio` runs from 0 to 1. Times are ISO 8601 UTC, empty where not yet reached.
-    A failed job carries the reason and message of its error.
+    A failed job carries the reason and message of its error. `notices` are lines to show to people,
+    once each, oldest first: `message` is what it does now, and may be shown or not.
     """
 
     job_id: str
@@ -80,6 +81,7 @@ class Job:
     finished_at: str = ""
     error_reason: str = ""
     error_message: str = ""
+    notices: tuple[str, ...] = ()
 
 
 def error_of_job(job: Job) -> ForetokenError:

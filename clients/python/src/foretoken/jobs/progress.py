@@ -15,10 +15,15 @@ def _show_nobody(_name: str, _key: str, _item: Any) -> None:
     pass
 
 
+def _tell_nobody(_notice: str) -> None:
+    pass
+
+
 class JobProgress:
     """Given to the work of a job: tells how far it is, and learns that it was cancelled.
 
-    `job_id` names the job; files it attaches are kept with its result.
+    `job_id` names the job; files it attaches are kept with its result. `tell` adds a line to the
+    notices, which no later message replaces.
     """
 
     def __init__(
@@ -28,12 +33,14 @@ class JobProgress:
         job_id: str = "",
         folder: Path = Path(),
         publish: Callable[[str, str, Any], None] = _show_nobody,
+        tell: Callable[[str], None] = _tell_nobody,
     ) -> None:
         """Connect to the runner."""
         self._report = report
         self._cancelled = cancelled
         self._folder = JobFolder(folder)
         self._publish = publish
+        self.tell = tell
         self._ratio = 0.0
         self.job_id = job_id
 

@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 # A job that was begun so often, and each time ended its process, is not begun again.
 _MAX_STARTS = 5
+# More are no news: every state of a job that is watched has them all.
+_MAX_NOTICES = 100
 
 
 Work = Callable[[JobProgress], object]
@@ -398,9 +400,14 @@ class JobRunner:
         def publish(name: str, key: str, item: Any) -> None:
             self._publish(job_id, name, key, item)
 
+        def tell(notice: str) -> None:
+            told = self.get(job_id).notices
+            if notice not in told:
+                self._update(job_id, notices=(*told, notice)[-_MAX_NOTICES:])
+
         event, folder = self._cancelled[job_id], self._folder.path
         try:
-            progress = JobProgress(report, event, job_id, folder, publish)
+            progress = JobProgress(report, event, job_id, folder, publish, tell)
             with progress.of_this_thread():
                 outcome = work(progress)
             self._folder.save_result(job_id, outcome)

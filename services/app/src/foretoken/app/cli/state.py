@@ -176,9 +176,14 @@ class ProgressBar:
         self._progress = progress
         self._task = task
         self._told_s = time.monotonic()
+        self._told: set[str] = set()
 
     def __call__(self, job: Job) -> None:
-        """Show how far a job is."""
+        """Show how far a job is, and each of its notices on a line of its own."""
+        for notice in job.notices:
+            if notice not in self._told:
+                self._told.add(notice)
+                note(escape(notice))
         self.set(job.progress_ratio, job.message)
 
     def set(self, ratio: float, message: str) -> None:

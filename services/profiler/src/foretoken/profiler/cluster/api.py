@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -43,9 +43,12 @@ class ResourceVersionGoneError(Exception):
 class ClusterApi:
     """The verbs that profiling needs, in one namespace."""
 
-    def __init__(self, api_client: "client.ApiClient", namespace: str) -> None:
-        """Keep the connection."""
+    def __init__(
+        self, api_client: "client.ApiClient", namespace: str, options: Sequence[str] = ()
+    ) -> None:
+        """Keep the connection; `options` let kubectl make the same."""
         self._api_client = api_client
+        self._kubectl = " ".join(("kubectl", *options, "--namespace", namespace))
         self._batch = client.BatchV1Api(api_client)
         self._core = client.CoreV1Api(api_client)
         self.namespace = namespace
@@ -73,7 +76,17 @@ class ClusterApi:
                 f"no way into a cluster: {err}; name a kubeconfig and its context,"
                 " or run this in a pod with a service account",
             ) from err
-        return cls(api_client, spec.namespace or namespace)
+        named = {"--kubeconfig": spec.kubeconfig, "--context": spec.context}
+        options = [word for name, value in named.items() if value for word in (name, value)]
+        return cls(api_client, spec.namespace or namespace, options)
+
+    def end_command(self, job: str) -> str:
+        """Return the command by which people end a Job."""
+        return f"{self._kubectl} delete job {job}"
+
+    def describe_command(self, job: str) -> str:
+        """Return the command that shows people how a Job stands."""
+        return f"{self._kubectl} describe job {job}"
 
     def close(self) -> None:
         """Free the connections."""
@@ -120,35 +133,32 @@ class ClusterApi:
                 body=options,
             )
 
-    def apply(self, body: Resource, *, keeps_content: bool = False) -> None:
-        """Create a ConfigMap, Secret or Service; one that is there gets this content.
+    def change_job(self, job: Resource, change: Resource) -> None:
+        """Merge a change into a Job; harmless where it is gone."""
+        patch = self._batch.patch_namespaced_job
+        with suppress(_AbsentError):
+            self._call(
+                "patch jobs",
+                patch,
+                job["metadata"]["name"],
+                self.namespace,
+                change,
+                **_merging(patch),
+            )
 
-        With `keeps_content` it gets the metadata alone, such as its owner.
+    def create(self, body: Resource) -> None:
+        """Create a ConfigMap, Secret or Service.
+
+        Raises:
+            ResourceExistsError: there is one of that name.
+
         """
-        change = {"metadata": body["metadata"]} if keeps_content else body
-        create, patch = {
-            "ConfigMap": (
-                self._core.create_namespaced_config_map,
-                self._core.patch_namespaced_config_map,
-            ),
-            "Secret": (self._core.create_namespaced_secret, self._core.patch_namespaced_secret),
-            "Service": (self._core.create_namespaced_service, self._core.patch_namespaced_service),
+        create = {
+            "ConfigMap": self._core.create_namespaced_config_map,
+            "Secret": self._core.create_namespaced_secret,
+            "Service": self._core.create_namespaced_service,
         }[body["kind"]]
-        while True:
-            with suppress(ResourceExistsError):
-                self._create(create, body)
-                return
-            # One of an earlier Job may be gone by now: the server deletes what a Job owned later.
-            with suppress(_AbsentError):
-                self._call(
-                    f"patch {body['kind'].lower()}s",
-                    patch,
-                    body["metadata"]["name"],
-                    self.namespace,
-                    change,
-                    **_merging(patch),
-                )
-                return
+        self._create(create, body)
 
     def list_pods(self, selector: str) -> list[Resource]:
         """Return the pods with these labels."""
@@ -156,6 +166,22 @@ class ClusterApi:
             "list pods", self._core.list_namespaced_pod, self.namespace, label_selector=selector
         )
         return list(listed.get("items") or ())
+
+    def list_warnings(self) -> list[Resource]:
+        """Return what the cluster complained of lately in this namespace, oldest first.
+
+        Without the right to see it, nothing.
+        """
+        try:
+            listed = self._call(
+                "list events",
+                self._core.list_namespaced_event,
+                self.namespace,
+                field_selector="type=Warning",
+            )
+        except NotAllowedError:
+            return []
+        return sorted(listed.get("items") or (), key=_time_of_event)
 
     def list_nodes(self) -> list[Resource]:
         """Return all nodes."""
@@ -278,6 +304,10 @@ def _error_of(what: str, code: int, status: Mapping[str, Any]) -> Exception:
     if code in _INVALID:
         return InvalidRequestError(f"the cluster refuses to {what}: {message}")
     return ServiceUnavailableError(f"the cluster's API server: {message}; try again")
+
+
+def _time_of_event(event: Resource) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def _status_of(body: bytes | str | None, reason: str | None) -> Mapping[str, Any]:

@@ -2,11 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from foretoken.domain.errors import InterruptedJobError, ServiceUnavailableError
+from foretoken.domain.errors import (
+    InterruptedJobError,
+    NotAllowedError,
+    ServiceUnavailableError,
+    UnauthenticatedError,
+)
 from foretoken.profiler.cluster.api import ClusterApi, Resource, ResourceVersionGoneError
 from foretoken.profiler.cluster.objects import CONTAINER, INDEX_KEY, JOB_LABEL
 from foretoken.profiler.cluster.spec import KubernetesSpec
@@ -104,6 +110,8 @@ _log = logging.getLogger(__name__)
 
 _NUM_LOG_LINES = 20
 _PAUSE_S = 0.1
+# So long a controller may take to make pods, and a node to mount what a pod reads.
+_PODLESS_S, _STUCK_S = 30.0, 30.0
 _LONGEST_PAUSE_S = 30.0
 
 
@@ -131,43 +139,55 @@ class JobFollower:
     """Watches one Job."""
 
     def __init__(
-        self, api: ClusterApi, spec: KubernetesSpec, sleep: Callable[[float], None] = time.sleep
+        self,
+        api: ClusterApi,
+        spec: KubernetesSpec,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Follow Jobs of this namespace."""
         self._api = api
         self._spec = spec
         self._sleep = sleep
+        self._clock = clock
+        # When a Job that should have pods was first seen without them.
+        self._without_pods_s: float | None = None
 
     def follow(self, job_name: str) -> Iterator[JobView | None]:
         """Yield how the Job stands at its changes and now and then, its ending last.
 
-        None stands for moments in which the API server cannot be reached.
+        None stands for moments in which the API server cannot be reached, or does not know yet who
+        may do what, as one that starts.
 
         Raises:
             InterruptedJobError: the Job was deleted.
             ServiceUnavailableError: the API server was away for too long.
+            UnauthenticatedError, NotAllowedError: it refused for too long, or from the first.
 
         """
         lost_since_s: float | None = None
         pause_s = 1.0
+        is_known = False
         while True:
             try:
                 for view in self._follow_once(job_name):
                     yield view
                     if view.ending:
                         return
-                    lost_since_s, pause_s = None, 1.0
+                    lost_since_s, pause_s, is_known = None, 1.0, True
             except ResourceVersionGoneError:
                 # The loop lists anew.
                 _log.info("job=%s: the watch was too old", job_name)
                 self._sleep(_PAUSE_S)
-            except ServiceUnavailableError as err:
-                now_s = time.monotonic()
+            except (ServiceUnavailableError, UnauthenticatedError, NotAllowedError) as err:
+                now_s = self._clock()
                 lost_since_s = now_s if lost_since_s is None else lost_since_s
-                if now_s - lost_since_s > self._spec.lost_s_max:
-                    raise ServiceUnavailableError(
+                is_away = isinstance(err, ServiceUnavailableError)
+                longest_s = self._spec.lost_s_max if is_away else self._spec.refused_s_max
+                if now_s - lost_since_s > longest_s or not (is_away or is_known):
+                    raise type(err)(
                         f"{err.message}; the Job {job_name} goes on, and the same command"
-                        " follows it again"
+                        f" follows it again; `{self._api.end_command(job_name)}` ends it"
                     ) from err
                 _log.warning("job=%s: %s", job_name, err.message)
                 yield None
@@ -223,22 +243,100 @@ class JobFollower:
         )
         num_active = int(status.get("active") or 0)
         num_ready = min(int(status.get("ready") or 0), num_active)
+        failed_shards = parse_indexes(status.get("failedIndexes") or "")
+        num_pods, num_succeeded = int(spec["completions"]), int(status.get("succeeded") or 0)
+        num_wanted = min(int(spec["parallelism"]), num_pods - num_succeeded - len(failed_shards))
+        is_suspended = bool(spec.get("suspend"))
+        lacks_pods = num_active < num_wanted and not is_suspended
+        # A pod that works needs no second look.
+        failures = () if ending else self._find_failures(job_name, lacks_pods=lacks_pods)
         return JobView(
-            num_pods=int(spec["completions"]),
-            num_succeeded=int(status.get("succeeded") or 0),
+            num_pods=num_pods,
+            num_succeeded=num_succeeded,
             num_running=num_ready,
             num_waiting=num_active - num_ready,
             num_failed_pods=int(status.get("failed") or 0),
-            is_suspended=bool(spec.get("suspend")),
-            failed_shards=parse_indexes(status.get("failedIndexes") or ""),
-            # A pod that works needs no second look.
-            pod_failures=() if ending else tuple(find_pod_failures(self._list_pods(job_name))),
+            is_suspended=is_suspended,
+            failed_shards=failed_shards,
+            pod_failures=failures,
             ending=ending["type"] if ending else "",
             reason=str(ending.get("message") or ending.get("reason") or "") if ending else "",
         )
 
+    def _find_failures(self, job_name: str, *, lacks_pods: bool) -> tuple[str, ...]:
+        """Return what keeps pods from being made, and those that are from working."""
+        pods = self._list_pods(job_name)
+        found = find_pod_failures(pods)
+        stuck = [pod for pod in pods if is_stuck(pod, datetime.now(UTC))]
+        warnings = self._api.list_warnings() if lacks_pods or stuck else []
+        if lacks_pods and (told := _last_message(warnings, "Job", job_name, "FailedCreate")):
+            found.insert(0, _sentence("the cluster refuses its pods", told))
+        for pod in stuck:
+            if told := _last_message(warnings, "Pod", pod["metadata"]["name"]):
+                found.append(_sentence(f"shard {index_of_pod(pod)} does not start", told))
+        if not lacks_pods or pods:
+            self._without_pods_s = None
+        else:
+            now_s = self._clock()
+            if self._without_pods_s is None:
+                self._without_pods_s = now_s
+            if not found and now_s - self._without_pods_s >= _PODLESS_S:
+                found.append(
+                    f"no pod of it exists after {_PODLESS_S:.0f} s;"
+                    f" `{self._api.describe_command(job_name)}` says why"
+                )
+        return tuple(found)
+
     def _list_pods(self, job_name: str) -> list[Resource]:
         return self._api.list_pods(f"{JOB_LABEL}={job_name}")
+
+
+def is_stuck(pod: Resource, now: datetime) -> bool:
+    """Return whether a pod has a node and makes no container, which its state does not explain."""
+    status = pod.get("status") or {}
+    waiting = [_state(c, "waiting") for c in status.get("containerStatuses") or ()]
+    is_making = any(w.get("reason") == "ContainerCreating" for w in waiting)
+    created = pod["metadata"].get("creationTimestamp")
+    if status.get("phase") != "Pending" or not is_making or not created:
+        return False
+    return (now - datetime.fromisoformat(created)).total_seconds() > _STUCK_S
+
+
+def _last_message(
+    warnings: Sequence[Resource], kind: str, name: str, reason: str | None = None
+) -> str:
+    """Return what the cluster complained of last about an object."""
+    return next(
+        (
+            str(event.get("message") or event.get("reason") or "")
+            for event in reversed(warnings)
+            if (event["involvedObject"].get("kind"), event["involvedObject"].get("name"))
+            == (kind, name)
+            and reason in (None, event.get("reason"))
+        ),
+        "",
+    )
+
+
+class StartPatience:
+    """How long a Job may have nothing that runs, from when it may: 0 for any time."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with the first view."""
+        self._limit_s = limit_s
+        self._clock = clock
+        self._idle_since_s: float | None = None
+
+    def is_over(self, view: JobView) -> bool:
+        """Return whether nothing has run for too long, as of this view."""
+        has_begun = view.num_running or view.num_succeeded or view.num_failed_pods or view.ending
+        if has_begun or view.is_suspended:
+            self._idle_since_s = None
+            return False
+        now_s = self._clock()
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        return 0 < self._limit_s <= now_s - self._idle_since_s
 
 
 def progress_ratio(view: JobView, num_recorded: int, num_planned: int) -> float:

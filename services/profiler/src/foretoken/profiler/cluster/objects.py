@@ -17,6 +17,10 @@ INDEX_KEY = "batch.kubernetes.io/job-completion-index"
 JOB_LABEL = "batch.kubernetes.io/job-name"
 NAME_ANNOTATION = "foretoken.dev/profile"
 CONTENT_ANNOTATION = "foretoken.dev/content"
+# Tells the objects of one submission from those of an earlier one, which are deleted meanwhile.
+ATTEMPT_ANNOTATION = "foretoken.dev/attempt"
+# On a Job that has all its pods read, and may start.
+STARTED_ANNOTATION = "foretoken.dev/started"
 _PART_OF = "app.kubernetes.io/part-of"
 _NAME = "app.kubernetes.io/name"
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -38,7 +42,8 @@ class JobPlan:
     """One profile as a Job: under which name, on which nodes, in how many pods.
 
     `products` are values of the product label, empty for the device `cpu`. `gpus_per_pod` is 0
-    there. `is_group` pods time collectives together; others share the calls.
+    there. `is_group` pods time collectives together; others share the calls. `attempt` tells one
+    submission from another.
     """
 
     job_name: str
@@ -47,6 +52,12 @@ class JobPlan:
     products: tuple[str, ...] = ()
     gpus_per_pod: int = 0
     is_group: bool = False
+    attempt: str = ""
+
+    @property
+    def objects_name(self) -> str:
+        """Name of what the pods read and meet by."""
+        return "-".join(filter(None, (self.job_name, self.attempt)))
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -76,7 +87,7 @@ def build_config_map(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> Re
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": plan.job_name, "labels": dict(plan.labels)},
+        "metadata": {"name": plan.objects_name, "labels": dict(plan.labels)},
         "data": data,
     }
 
@@ -87,7 +98,7 @@ def build_secret(plan: JobPlan, setup: PodSetup) -> Resource:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": plan.job_name, "labels": dict(plan.labels)},
+        "metadata": {"name": plan.objects_name, "labels": dict(plan.labels)},
         "type": "Opaque",
         "data": data,
     }
@@ -98,7 +109,7 @@ def build_service(plan: JobPlan, spec: KubernetesSpec) -> Resource:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": plan.job_name, "labels": dict(plan.labels)},
+        "metadata": {"name": plan.objects_name, "labels": dict(plan.labels)},
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -120,35 +131,23 @@ def owned_by(body: Resource, job: Resource) -> Resource:
 
 
 def build_job(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup, content: str) -> Resource:
-    """Return the Indexed Job; `content` tells another request under the same name."""
+    """Return the Indexed Job, suspended; `content` tells another request under the same name.
+
+    It owns what its pods read, so it must be there before that, and start after it.
+    """
     num_pods = plan.num_pods
     # Pods that meet must all be there; others may come one after the other.
     parallelism = num_pods if plan.is_group else min(spec.parallelism or num_pods, num_pods)
     max_failed = spec.max_failed_shards if spec.max_failed_shards >= 0 else num_pods
     job: dict[str, Any] = {
+        "suspend": True,
         "completionMode": "Indexed",
         "completions": num_pods,
         "parallelism": parallelism,
         "backoffLimitPerIndex": spec.retries_per_shard,
         "maxFailedIndexes": min(max_failed, num_pods),
         "ttlSecondsAfterFinished": spec.ttl_s,
-        "podFailurePolicy": {
-            "rules": [
-                # A node that was taken away says nothing about the profile: not counted.
-                {
-                    "action": "Ignore",
-                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-                },
-                {
-                    "action": "FailJob",
-                    "onExitCodes": {
-                        "containerName": CONTAINER,
-                        "operator": "In",
-                        "values": [_USAGE_STATUS],
-                    },
-                },
-            ]
-        },
+        "podFailurePolicy": _failure_policy(),
         "template": {
             "metadata": {
                 "labels": {**spec.labels, **plan.labels},
@@ -161,10 +160,12 @@ def build_job(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup, content: str
         job["activeDeadlineSeconds"] = spec.deadline_s
     labels = {**spec.labels, **plan.labels}
     if spec.queue:
-        # Kueue resumes it when the queue has room.
-        job["suspend"] = True
         labels[_QUEUE_LABEL] = spec.queue
-    annotations = {NAME_ANNOTATION: plan.request.name, CONTENT_ANNOTATION: content}
+    annotations = {
+        NAME_ANNOTATION: plan.request.name,
+        CONTENT_ANNOTATION: content,
+        ATTEMPT_ANNOTATION: plan.attempt,
+    }
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -177,6 +178,12 @@ def build_job(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup, content: str
     }
 
 
+def start_job(spec: KubernetesSpec) -> Resource:
+    """Return the change that lets a Job start; in a queue, Kueue does so when there is room."""
+    started = {"metadata": {"annotations": {STARTED_ANNOTATION: "true"}}}
+    return started if spec.queue else {**started, "spec": {"suspend": False}}
+
+
 def _configuration(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> Mapping[str, object]:
     client: dict[str, object] = {
         SECRET_FILES[key]: f"{_SECRET_FOLDER}/{key}" for key in _secret_keys(spec, setup)
@@ -185,7 +192,7 @@ def _configuration(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> Mapp
         client["use_tls"] = True
     profiler = {key: value for key, value in setup.profiler.items() if key != "state_folder"}
     if plan.is_group:
-        endpoint = f"{plan.job_name}-0.{plan.job_name}:{spec.collectives.port}"
+        endpoint = f"{plan.job_name}-0.{plan.objects_name}:{spec.collectives.port}"
         profiler["rendezvous"] = {"endpoint": endpoint, "num_nodes": plan.num_pods}
     else:
         profiler["num_shards"] = plan.num_pods
@@ -195,6 +202,26 @@ def _configuration(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> Mapp
         "client": client,
         "log": {"format": "json"},
         "profiler": profiler,
+    }
+
+
+def _failure_policy() -> Mapping[str, object]:
+    return {
+        "rules": [
+            # A node that was taken away says nothing about the profile: not counted.
+            {
+                "action": "Ignore",
+                "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+            },
+            {
+                "action": "FailJob",
+                "onExitCodes": {
+                    "containerName": CONTAINER,
+                    "operator": "In",
+                    "values": [_USAGE_STATUS],
+                },
+            },
+        ]
     }
 
 
@@ -232,7 +259,7 @@ def _pod(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> Mapping[str, o
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
     }
     if plan.is_group:
-        pod["subdomain"] = plan.job_name
+        pod["subdomain"] = plan.objects_name
         if spec.collectives.uses_host_network:
             pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     # What is empty is left to the cluster.
@@ -321,7 +348,7 @@ def _environment(plan: JobPlan, spec: KubernetesSpec) -> list[Mapping[str, objec
 
 def _volumes(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> list[Mapping[str, object]]:
     volumes: list[Mapping[str, object]] = [
-        {"name": "config", "configMap": {"name": plan.job_name}},
+        {"name": "config", "configMap": {"name": plan.objects_name}},
         {"name": "data", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {}},
     ]
@@ -329,7 +356,7 @@ def _volumes(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> list[Mappi
     if keys:
         items = [{"key": key, "path": key} for key in keys]
         secret = {
-            "secretName": spec.catalog_secret or plan.job_name,
+            "secretName": spec.catalog_secret or plan.objects_name,
             "items": items,
             "defaultMode": _SECRET_MODE,
         }

@@ -1,11 +1,14 @@
 """Profiles as Indexed Jobs on a Kubernetes cluster: submit, follow, collect, cancel."""
 
+import logging
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from foretoken.domain.errors import (
     CancelledJobError,
+    ForetokenError,
     InterruptedJobError,
     InvalidRequestError,
     ServiceUnavailableError,
@@ -26,7 +29,12 @@ from foretoken.jobs.service import RunsJobs
 from foretoken.profiler.cluster import objects
 from foretoken.profiler.cluster.api import ClusterApi, Resource
 from foretoken.profiler.cluster.collecting import build_report, count_rows, find_runs
-from foretoken.profiler.cluster.following import JobFollower, describe_progress, progress_ratio
+from foretoken.profiler.cluster.following import (
+    JobFollower,
+    StartPatience,
+    describe_progress,
+    progress_ratio,
+)
 from foretoken.profiler.cluster.spec import KubernetesSpec, PodSetup
 from foretoken.profiler.cluster.submitting import (
     CPU,
@@ -35,6 +43,8 @@ from foretoken.profiler.cluster.submitting import (
     is_collective,
     name_request,
 )
+
+_log = logging.getLogger(__name__)
 
 # Profiles that are followed at the same time; each is a thread that mostly waits.
 _NUM_FOLLOWED = 8
@@ -159,7 +169,7 @@ class ClusterProfiler(RunsJobs):
             self._unwanted.add(job_id)
             submitted = self._submitted.get(job_id)
             if submitted is not None:
-                self._api.delete_job(submitted)
+                self._delete(submitted)
         return super().cancel_job(job_id)
 
     @property
@@ -177,19 +187,41 @@ class ClusterProfiler(RunsJobs):
         plan = submitter.plan(request, is_group=is_group)
         job = submitter.submit(plan, lambda message: progress.update(0.0, message))
         self._submitted[progress.job_id] = job
+        command = self._api.end_command(plan.job_name)
+        progress.tell(f"the Job {plan.job_name} goes on without this command; `{command}` ends it")
         try:
-            self._follow(plan, progress)
+            self._follow(plan, job, progress)
         except (CancelledJobError, InterruptedJobError):
             if progress.job_id not in self._unwanted:
                 raise
             # It may have been submitted after it was cancelled.
-            self._api.delete_job(job)
+            self._delete(job)
             raise CancelledJobError(f"the Job {plan.job_name} was deleted") from None
         finally:
             del self._submitted[progress.job_id]
         return build_report(self._catalog, request.name, request.device, time.monotonic() - start_s)
 
-    def _follow(self, plan: objects.JobPlan, progress: JobProgress) -> None:
+    def _delete(self, job: Resource) -> None:
+        """Delete a Job in the cluster.
+
+        Raises:
+            ForetokenError: it cannot be, and goes on; the message has the command that ends it.
+
+        """
+        try:
+            self._api.delete_job(job)
+        except ForetokenError as err:
+            name = job["metadata"]["name"]
+            message = (
+                f"the Job {name} goes on, for it could not be deleted: {err.message};"
+                f" `{self._api.end_command(name)}` ends it"
+            )
+            _log.warning(message)
+            raise type(err)(message) from err
+
+    def _follow(self, plan: objects.JobPlan, job: Resource, progress: JobProgress) -> None:
+        patience = StartPatience(self._spec.start_s_max)
+        told: set[str] = set()
         follower = JobFollower(self._api, self._spec)
         message, ratio, counted_s = "", 0.0, -_COUNT_PERIOD_S
         calls = (0, 0)
@@ -197,6 +229,19 @@ class ClusterProfiler(RunsJobs):
             if view is None:
                 progress.update(ratio, f"{message}; the API server does not answer, trying again")
                 continue
+            for failure in view.pod_failures:
+                # The same with other numbers is no news.
+                if (kind := re.sub(r"[\d, ]+", " ", failure)) not in told:
+                    told.add(kind)
+                    progress.tell(failure)
+            if patience.is_over(view):
+                self._delete(job)
+                why = "; ".join(view.pod_failures) or "the cluster does not say why"
+                raise InterruptedJobError(
+                    f"nothing of the Job {plan.job_name} has run for {self._spec.start_s_max} s"
+                    f" ({why}), so it was deleted; profiler.kubernetes.start_s_max is how long to"
+                    " wait"
+                )
             if view.ending == "Failed":
                 raise InterruptedJobError(
                     f"{follower.describe_failure(plan.job_name, view)}\nwhat was measured is in the"

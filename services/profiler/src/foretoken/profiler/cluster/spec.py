@@ -67,8 +67,10 @@ class KubernetesSpec:
 
     A shard is tried `retries_per_shard` more times, `max_failed_shards` (-1: any number) may fail
     before the rest is stopped. The Job may run for `deadline_s` (0: any time) and is deleted
-    `ttl_s` after its end. `follow_s` is how often the pods are looked at, `lost_s_max` how long the
-    API server may be away.
+    `ttl_s` after its end. Where nothing has run for `start_s_max` (0: any time) since it was made,
+    or its queue let it start, it is given up and deleted. `follow_s` is how often the pods are
+    looked at, `lost_s_max` how long the API server may be away, and `refused_s_max` how long one
+    that starts may not know its callers.
     """
 
     kubeconfig: str = ""
@@ -99,10 +101,12 @@ class KubernetesSpec:
     retries_per_shard: int = 2
     max_failed_shards: int = -1
     deadline_s: int = 0
+    start_s_max: int = 3_600
     ttl_s: int = 86_400
     grace_s: int = 60
     follow_s: int = 5
     lost_s_max: float = 600.0
+    refused_s_max: float = 60.0
     collectives: CollectiveSpec = field(default_factory=CollectiveSpec)
 
     def __post_init__(self) -> None:
@@ -113,6 +117,7 @@ class KubernetesSpec:
             "retries_per_shard": 0,
             "max_failed_shards": -1,
             "deadline_s": 0,
+            "start_s_max": 0,
             "ttl_s": 0,
             "grace_s": 1,
             "follow_s": 1,

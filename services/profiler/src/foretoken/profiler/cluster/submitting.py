@@ -5,11 +5,18 @@ import hashlib
 import json
 import re
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from foretoken.domain import schema
-from foretoken.domain.errors import DeviceNotPresentError, InvalidRequestError, NotAllowedError
+from foretoken.domain.errors import (
+    DeviceNotPresentError,
+    ForetokenError,
+    InvalidRequestError,
+    NotAllowedError,
+)
 from foretoken.domain.hardware.device import DeviceSpec, all_devices, find_device
 from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.domain.operators.spec.operator import find_operator
@@ -107,6 +114,7 @@ def _hash(content: object) -> str:
 
 
 _DELETION_PAUSE_S = 1.0
+_ATTEMPT_LENGTH = 5
 
 
 class JobSubmitter:
@@ -189,33 +197,58 @@ class JobSubmitter:
 
         """
         content = hash_content(plan.request, plan.num_pods)
-        body = objects.build_job(plan, self._spec, self._setup, content)
-        dependents = [objects.build_config_map(plan, self._spec, self._setup)]
-        if self._setup.credentials and not self._spec.catalog_secret:
-            dependents.append(objects.build_secret(plan, self._setup))
-        if plan.is_group:
-            dependents.append(objects.build_service(plan, self._spec))
         while True:
             job, _ = self._api.find_job(plan.job_name)
             if job is not None and self._is_replaced(job, content):
                 self._api.delete_job(job)
                 on_wait("waiting for the pods of an earlier Job to end")
                 self._sleep(_DELETION_PAUSE_S)
-                continue
-            is_found = job is not None
-            if job is None:
-                # Before the Job, so that no pod waits for them.
-                for dependent in dependents:
-                    self._api.apply(dependent)
-                try:
-                    job = self._api.create_job(body)
-                except ResourceExistsError:
-                    # Somebody else was faster.
-                    continue
-            for dependent in dependents:
-                # What the pods of somebody else's Job read is not changed under them.
-                self._api.apply(objects.owned_by(dependent, job), keeps_content=is_found)
-            return job
+            elif job is not None:
+                self._complete(job, plan)
+                return job
+            else:
+                with suppress(ResourceExistsError):
+                    return self._create(plan, content)
+                # Somebody else was faster.
+
+    def _create(self, plan: objects.JobPlan, content: str) -> Resource:
+        """Return a new Job with all that its pods read.
+
+        Raises:
+            ResourceExistsError: there is one of its name.
+
+        """
+        plan = dataclasses.replace(plan, attempt=uuid.uuid4().hex[:_ATTEMPT_LENGTH])
+        # What is wrong with these is found before there is a Job.
+        self._dependents(plan)
+        job = self._api.create_job(objects.build_job(plan, self._spec, self._setup, content))
+        try:
+            self._complete(job, plan)
+        except ForetokenError:
+            # It has not started: where it cannot be deleted, the same command takes it up.
+            with suppress(ForetokenError):
+                self._api.delete_job(job)
+            raise
+        return job
+
+    def _complete(self, job: Resource, plan: objects.JobPlan) -> None:
+        """Make what the pods of a Job read, and let it start, unless somebody has done that."""
+        marks = job["metadata"].get("annotations") or {}
+        if objects.STARTED_ANNOTATION in marks or objects.ATTEMPT_ANNOTATION not in marks:
+            return
+        plan = dataclasses.replace(plan, attempt=marks[objects.ATTEMPT_ANNOTATION])
+        for dependent in self._dependents(plan):
+            with suppress(ResourceExistsError):
+                self._api.create(objects.owned_by(dependent, job))
+        self._api.change_job(job, objects.start_job(self._spec))
+
+    def _dependents(self, plan: objects.JobPlan) -> list[Resource]:
+        found = [objects.build_config_map(plan, self._spec, self._setup)]
+        if self._setup.credentials and not self._spec.catalog_secret:
+            found.append(objects.build_secret(plan, self._setup))
+        if plan.is_group:
+            found.append(objects.build_service(plan, self._spec))
+        return found
 
     def _is_replaced(self, job: Resource, content: str) -> bool:
         """Return whether a Job of this name must go before ours may come."""

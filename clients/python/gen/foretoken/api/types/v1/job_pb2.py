@@ -24,25 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n foretoken/api/types/v1/job.proto\x12\x16\x66oretoken.api.types.v1\"\xd3\x01\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12/\n\x05state\x18\x03 \x01(\x0e\x32 .foretoken.api.types.v1.JobState\x12\x16\n\x0eprogress_ratio\x18\x04 \x01(\x01\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x12\n\ncreated_at\x18\x06 \x01(\t\x12\x13\n\x0b\x66inished_at\x18\x07 \x01(\t\x12\x14\n\x0c\x65rror_reason\x18\x08 \x01(\t\x12\x15\n\rerror_message\x18\t \x01(\t\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x10ListJobsResponse\x12)\n\x04jobs\x18\x01 \x03(\x0b\x32\x1b.foretoken.api.types.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t*\x9a\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n foretoken/api/types/v1/job.proto\x12\x16\x66oretoken.api.types.v1\"\xe4\x01\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12/\n\x05state\x18\x03 \x01(\x0e\x32 .foretoken.api.types.v1.JobState\x12\x16\n\x0eprogress_ratio\x18\x04 \x01(\x01\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x12\n\ncreated_at\x18\x06 \x01(\t\x12\x13\n\x0b\x66inished_at\x18\x07 \x01(\t\x12\x14\n\x0c\x65rror_reason\x18\x08 \x01(\t\x12\x15\n\rerror_message\x18\t \x01(\t\x12\x0f\n\x07notices\x18\n \x03(\t\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x10ListJobsResponse\x12)\n\x04jobs\x18\x01 \x03(\x0b\x32\x1b.foretoken.api.types.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t*\x9a\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foretoken.api.types.v1.job_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBSTATE']._serialized_start=525
-  _globals['_JOBSTATE']._serialized_end=679
+  _globals['_JOBSTATE']._serialized_start=542
+  _globals['_JOBSTATE']._serialized_end=696
   _globals['_JOB']._serialized_start=61
-  _globals['_JOB']._serialized_end=272
-  _globals['_GETJOBREQUEST']._serialized_start=274
-  _globals['_GETJOBREQUEST']._serialized_end=305
-  _globals['_LISTJOBSREQUEST']._serialized_start=307
-  _globals['_LISTJOBSREQUEST']._serialized_end=363
-  _globals['_LISTJOBSRESPONSE']._serialized_start=365
-  _globals['_LISTJOBSRESPONSE']._serialized_end=451
-  _globals['_WATCHJOBREQUEST']._serialized_start=453
-  _globals['_WATCHJOBREQUEST']._serialized_end=486
-  _globals['_CANCELJOBREQUEST']._serialized_start=488
-  _globals['_CANCELJOBREQUEST']._serialized_end=522
+  _globals['_JOB']._serialized_end=289
+  _globals['_GETJOBREQUEST']._serialized_start=291
+  _globals['_GETJOBREQUEST']._serialized_end=322
+  _globals['_LISTJOBSREQUEST']._serialized_start=324
+  _globals['_LISTJOBSREQUEST']._serialized_end=380
+  _globals['_LISTJOBSRESPONSE']._serialized_start=382
+  _globals['_LISTJOBSRESPONSE']._serialized_end=468
+  _globals['_WATCHJOBREQUEST']._serialized_start=470
+  _globals['_WATCHJOBREQUEST']._serialized_end=503
+  _globals['_CANCELJOBREQUEST']._serialized_start=505
+  _globals['_CANCELJOBREQUEST']._serialized_end=539
 # @@protoc_insertion_point(module_scope)
