@@ -15,13 +15,14 @@ import pyarrow as pa
 import pytest
 from aiconfigurator_tables import GEMM, plan_rows, write_table
 
-from foretoken.catalog.importing import ImportRequest, find_importer
+from foretoken.catalog.importing import ImportRequest, RawTable, find_importer
 from foretoken.catalog.installing import (
     NVIDIA,
     NVIDIA_VERSION,
     InstallRequest,
     _download,
     open_install,
+    open_kept,
     publish_dataset,
 )
 from foretoken.catalog.service import CatalogService
@@ -216,3 +217,39 @@ def test_rows_without_a_licence_are_not_published(tmp_path: Path, catalog: Catal
     publish_dataset(catalog, tmp_path / "out", _ALL, "CC-BY-4.0")
     manifest = json.loads((tmp_path / "out" / "_manifest.json").read_text())
     assert ["CC-BY-4.0"] == [run["licence"] for run in manifest["runs"]]
+
+
+def test_what_was_kept_as_files_is_read_once_there_are_operators(
+    tmp_path: Path, catalog: CatalogService
+) -> None:
+    """Under the names the files had, of whom they are, and no more than once."""
+    with open_install(InstallRequest(dataset=NVIDIA, wheel=_write_wheel(tmp_path))) as plan:
+        list(catalog.record(plan.run, plan.batches))
+    with pytest.raises(InvalidRequestError, match="kept no tables"), open_kept(catalog):
+        pass
+    place = "h200_sxm/gemm/vllm/0.25.0/gemm_perf.parquet"
+    _keep(catalog, write_table(tmp_path / place, {**GEMM, "version": "0.25.0"}), place)
+    _keep(catalog, write_table(tmp_path / "unknown_perf.parquet", GEMM), "unknown_perf.parquet")
+    for expected in (False, True):
+        with open_kept(catalog) as plan:
+            receipts = list(catalog.record(plan.run, plan.batches))
+        assert [expected] == [receipt.was_duplicate for receipt in receipts]
+    assert (f"aisimulate {NVIDIA_VERSION}", "Apache-2.0") == (plan.run.source, plan.run.licence)
+    rows = read_table(catalog.read_measurements(_ALL))
+    columns = (rows[name].to_pylist() for name in ("framework_version", "source_file"))
+    found = zip(*columns, strict=True)
+    assert [place] == [name.partition("/")[2] for version, name in found if version == "0.25.0"]
+
+
+def _keep(catalog: CatalogService, path: Path, source_file: str) -> None:
+    """Keep a table as an importer without an operator for it does."""
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    facts = {"tool": "aiconfigurator", "source_file": source_file}
+    RawTable(
+        name=f"kept.{digest[:16]}",
+        num_rows=1,
+        content_hash=digest,
+        facts=facts,
+        read=lambda: content,
+    ).store(catalog)

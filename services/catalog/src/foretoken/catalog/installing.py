@@ -22,7 +22,13 @@ from urllib.request import urlopen
 from foretoken.catalog.dataset import DATASET_TOOL, MANIFEST_NAME, parse_part_path
 from foretoken.catalog.exporters.parquet import removed_on_failure
 from foretoken.catalog.exporting import ExportReport, ExportRequest, find_exporter
-from foretoken.catalog.importing import ImportPlan, ImportRequest, RawTable, find_importer
+from foretoken.catalog.importing import (
+    RAW_TABLE,
+    ImportPlan,
+    ImportRequest,
+    RawTable,
+    find_importer,
+)
 from foretoken.catalog.sources.file import refuse
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import ArrowStream, MeasurementFilter, Run
@@ -32,6 +38,9 @@ from foretoken.domain.requests.option import describe, option
 from foretoken.domain.text_file import DEFLATE_RATIO_MAX, Archive, UnpackBudget
 
 NVIDIA = "nvidia"
+# What imports before this one kept as files, for lack of operators.
+KEPT = "kept"
+_KEPT_TOOL = "aiconfigurator"
 _PROJECT = "aisimulate"
 # The newest whose wheel has the tables; the stable ones are stubs.
 NVIDIA_VERSION = "0.13.0.dev202610270000000085"
@@ -50,7 +59,10 @@ _CARD = "README.md"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstallRequest:
-    """What to install: `nvidia`, or the folder, ZIP archive or URL of a dataset.
+    """What to install: `nvidia`, `kept`, or the folder, ZIP archive or URL of a dataset.
+
+    `kept` are the tables of earlier imports that were kept as files, as no operator was what they
+    measured, as far as there are operators now.
 
     `systems` and `engines` narrow NVIDIA's tables, as the options of their importer do. `wheel` is
     a file that is at hand; without it `version` is downloaded.
@@ -58,7 +70,9 @@ class InstallRequest:
 
     dataset: str = field(
         metadata=describe(
-            f"`{NVIDIA}`, or a dataset: a folder, a ZIP archive or a URL.", argument="dataset"
+            f"`{NVIDIA}`, `{KEPT}` (what earlier imports kept raw), or a dataset: a folder, a ZIP"
+            " archive or a URL.",
+            argument="dataset",
         )
     )
     systems: str = option("", "Only these devices of NVIDIA's tables.")
@@ -104,6 +118,40 @@ def _download_wheel(version: str, folder: Path) -> Path:
             f"pip has no wheel of {_PROJECT} {version}: {reason}; --wheel names a file",
         )
     return wheels[0]
+
+
+@contextmanager
+def open_kept(catalog: CatalogPort) -> Iterator[ImportPlan]:
+    """Yield the plan of the tables that a catalog kept as files and that are readable now.
+
+    Raises:
+        InvalidRequestError: it kept none, or there is still no operator for any of them.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="foretoken-kept-") as name:
+        yield _plan_kept(catalog, Path(name))
+
+
+def _plan_kept(catalog: CatalogPort, folder: Path) -> ImportPlan:
+    """Return the plan of the kept tables that are readable now, under the names they had."""
+    files: dict[str, Path] = {}
+    for artifact in catalog.list_artifacts(RAW_TABLE):
+        facts = json.loads(artifact.metadata_json)
+        if facts.get("tool") == _KEPT_TOOL:
+            # Files of several imports may have one name.
+            name = f"{artifact.content_hash[:16]}/{facts['source_file']}"
+            files[name] = path_inside(folder, name, "source_file")
+            files[name].parent.mkdir(parents=True, exist_ok=True)
+            files[name].write_bytes(b"".join(catalog.read_artifact(RAW_TABLE, artifact.name)))
+    if not files:
+        raise InvalidRequestError.of_field("dataset", "the catalog kept no tables as files")
+    runs = [summary.run for summary in catalog.list_runs() if summary.run.tool == _KEPT_TOOL]
+    said = {"source": runs[0].source, "licence": runs[0].licence} if runs else {}
+    options = {key: value for key, value in said.items() if value}
+    importer, request = find_importer(_KEPT_TOOL), ImportRequest(path=folder, options=options)
+    for table in importer.read(request).raw_tables:
+        files[str(table.facts["source_file"])].unlink()
+    return importer.read(request)
 
 
 def _plan_wheel(wheel: Path, request: InstallRequest) -> ImportPlan:

@@ -28,7 +28,13 @@ from foretoken.app.cli.state import (
 from foretoken.app.compose import Composition
 from foretoken.catalog.exporting import ExportRequest, all_exporters, find_exporter
 from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
-from foretoken.catalog.installing import InstallRequest, open_install, publish_dataset
+from foretoken.catalog.installing import (
+    KEPT,
+    InstallRequest,
+    open_install,
+    open_kept,
+    publish_dataset,
+)
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, UnknownPluginError
 from foretoken.domain.hardware.device import find_device
@@ -111,13 +117,15 @@ def install(
 
     NVIDIA's tables are read out of their wheel, which pip downloads from the index it is configured
     for. The run keeps version, licence and SHA-256. Installing again changes nothing.
+    `kept` are the tables that earlier versions had no operators for, and kept as files.
 
     Example: `foretoken catalog install nvidia --systems h200_sxm --engines vllm/0.24.0 --train`
     """
     state = state_of(context)
     with open_composition(_with_little_memory(state)) as services:
         note(f"fetching {request.dataset}")
-        with open_install(request) as plan:
+        is_kept = request.dataset == KEPT
+        with open_kept(services.catalog) if is_kept else open_install(request) as plan:
             note(f"{plan.run.source or request.dataset}, licence {plan.run.licence or 'not said'}")
             for device, num_rows in sorted(plan.device_rows.items()):
                 note(f"  {device}: {num_rows:,} rows")
