@@ -83,6 +83,7 @@ def test_the_report_carries_it(run: Run, tmp_path: Path, name: str) -> None:
     assert echo["time_ratio_by_provenance"]["analytical"] == pytest.approx(1.0)
     assert sum(echo["time_ratio_by_provenance"].values()) == pytest.approx(1.0)
     assert _NARROWED in echo["narrowing"]
+    assert "`foretoken catalog install nvidia`" in echo["narrowing"]
 
 
 def test_memory_rests_on_no_measurement(run: Run, tmp_path: Path) -> None:
@@ -175,3 +176,15 @@ def test_a_comparison_tells_the_question_of_each_run(run: Run, tmp_path: Path) -
     for text in ("A, question", "B, question", "100 % data sheet, by time"):
         assert text in result.stdout
         assert text in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "parts", [("--device", "a30"), ("--nodes", "a30=4x1", "--nodes", "gh200=4x1")]
+)
+def test_a_search_over_nodes_of_one_device_asks_for_no_neighbour_on_them(
+    run: Run, parts: tuple[str, ...]
+) -> None:
+    sizes = ("--gpus", "4") if "--device" in parts else ()
+    command = ("search", "training", "--model", "tiny-llama", *parts, *sizes)
+    result = run(*command, "--global-batch-tokens", "65536")
+    assert (0, True) == (result.exit_code, "rests on: 100 % data sheet" in result.stdout)

@@ -69,3 +69,11 @@ def test_dimensions_that_contradict_each_other_are_refused(predictor: PredictorS
     columns = {"num_tokens": [8, 8], "num_experts": [8, 8], "top_k": [2, 9]}
     with pytest.raises(InvalidRequestError, match="top_k: 9 is more than the 8 of num_experts"):
         _ask(predictor, operator="moe_topk", columns=columns)
+
+
+def test_more_ranks_on_a_node_than_it_has_devices_are_refused(predictor: PredictorService) -> None:
+    columns = {"message_bytes": [1024, 1024], "devices_per_node": [8, 16], "num_nodes": [2, 1]}
+    with pytest.raises(InvalidRequestError, match="16 is more than the 8 of a node of h100_dgx"):
+        _ask(predictor, operator="all_reduce", columns=columns, device="h100")
+    columns = {name: values[:1] for name, values in columns.items()}
+    _ask(predictor, operator="all_reduce", columns=columns, device="h100")

@@ -116,13 +116,13 @@ def test_times_from_a_warm_cache_tell_nothing_of_cold_calls_elsewhere(
 def _all_reduces(device: str, topology: str) -> Rows:
     rows = []
     for exponent in range(10, 29):
-        dims = {"message_bytes": 2**exponent, "devices_per_node": 4, "num_nodes": 1}
+        dims = {"message_bytes": 2**exponent, "devices_per_node": 1, "num_nodes": 4}
         latency_us = base_us("all_reduce", dims, device, topology) / 0.8
         rows.append(row_of("all_reduce", dims, latency_us, device=device, topology=topology))
     return rows
 
 
 def _ask(service: PredictorService, device: str) -> LatencyColumns:
-    columns = {"message_bytes": [2**24], "devices_per_node": [4], "num_nodes": [1]}
+    columns = {"message_bytes": [2**24], "devices_per_node": [1], "num_nodes": [4]}
     table = OperatorTable(operator="all_reduce", dtype=DType.FP16, columns=columns)
     return service.predict(LatencyQuery(device=device, tables=(table,))).tables[0]

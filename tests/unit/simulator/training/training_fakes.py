@@ -46,6 +46,7 @@ class RooflinePredictor:
             dims = {name: int(column[row]) for name, column in table.columns.items()}
             spec.check_call(dims)
             if spec.is_collective:
+                assert dims["devices_per_node"] <= links.devices_per_node
                 terms = collective_terms(spec, dims, dims["num_nodes"], links)
             else:
                 terms = compute_terms(

@@ -24,6 +24,7 @@ from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import is_extrapolated
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
+from foretoken.predictor.query_check import check_group
 from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
@@ -121,7 +122,10 @@ class Estimator:
             return _pack(empty, empty, empty, np.empty(0, dtype=np.int64))
         target = find_target(spec, device.name, query.topology, table.dtype, table.phase)
         call = _Call(spec, table, columns, target)
-        return self._answer(call, query) if not spec.is_collective else self._by_place(call, query)
+        if not spec.is_collective:
+            return self._answer(call, query)
+        check_group(columns, target.topology)
+        return self._by_place(call, query)
 
     def _by_place(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
         """Return a collective's estimates: inside a node those of the same nodes or alike ones."""

@@ -4,10 +4,12 @@ from collections.abc import Collection
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.hardware.device import DeviceSpec, check_format, find_device
+from foretoken.domain.hardware.topology import TopologySpec
 from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
 from foretoken.domain.models.quantization import Quantization, all_quantizations
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype, stored_schemes
+from foretoken.predictor.roofline import Columns
 from foretoken.predictor.training_rows import SeriesKey
 
 # Groups of operators that multiply matrices; others move values of any format.
@@ -33,6 +35,22 @@ def check_query(query: LatencyQuery, known: Collection[SeriesKey]) -> None:
             check_format("dtype", table.dtype, device)
         _check_schemes(table, known)
         _check_activations(table, known, device)
+
+
+def check_group(columns: Columns, topology: TopologySpec | None) -> None:
+    """Refuse a collective of more devices on a node than the topology's nodes have.
+
+    Raises:
+        InvalidRequestError: a row asks for more.
+
+    """
+    most = int(columns["devices_per_node"].max())
+    if topology is not None and most > topology.devices_per_node:
+        raise InvalidRequestError.of_field(
+            "devices_per_node",
+            f"{most} is more than the {topology.devices_per_node} of a node of {topology.name}:"
+            " spread the ranks over num_nodes, or name another topology",
+        )
 
 
 def _check_activations(

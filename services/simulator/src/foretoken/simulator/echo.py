@@ -173,5 +173,5 @@ def _narrowing(calls: Iterable[_Call], shares: Shares, *, is_training: bool = Fa
     brought = ""
     if not any(shares.get(name) for name in ("measured", "interpolated", "extrapolated")):
         # Nothing of the device: tables that others measured may be nearer at hand.
-        brought = ", or tables of it (`foretoken catalog import aiconfigurator FOLDER`)"
+        brought = ", or NVIDIA's tables if they have it (`foretoken catalog install nvidia`)"
     return f"{' and '.join(profiles)} where the device is{brought}; then `foretoken train`"

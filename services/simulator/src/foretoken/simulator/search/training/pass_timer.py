@@ -20,7 +20,7 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
 from foretoken.simulator.search.training.shapes import Shape
-from foretoken.simulator.search.training.transfer_calls import INSIDE
+from foretoken.simulator.search.training.transfer_calls import near_pair
 from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.passes import PassCutter, PassParts, PassTime, time_passes
 from foretoken.simulator.steps.program import StreamRules
@@ -306,7 +306,7 @@ class _ShapeWork:
 
     @classmethod
     def of_shape(cls, shape: Shape, scenario: TrainingScenario) -> "_ShapeWork":
-        transfers = shape.transfers_over(INSIDE)
+        transfers = shape.transfers_over(near_pair(shape.rank))
         boundary = tuple(node for node in transfers if node.operator != "send_recv")
         # Ranks of tp each have all that layers hand on, and so may keep a part of it.
         is_whole = shape.rank.layout.tp > 1 and not splits_tokens(shape.rank, shape.scenario)

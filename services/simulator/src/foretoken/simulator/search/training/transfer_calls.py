@@ -14,7 +14,7 @@ from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.row_numbers import number_rows
 
 # A rank and its peer of another stage on one node.
-INSIDE = PlacedGroup(axis="pp", degree=2, dims={"devices_per_node": 2, "num_nodes": 1})
+_INSIDE = PlacedGroup(axis="pp", degree=2, dims={"devices_per_node": 2, "num_nodes": 1})
 # What goes to the next stage: activations, and the mask that goes along forward.
 _ROLES = ("stage_send", "stage_send_mask")
 
@@ -61,7 +61,7 @@ class TransferWriter:
             rank = at_stride(shape.rank, stride)
             calls = [
                 self._calls_over(group, shape)
-                for group in (INSIDE, PlacedGroup.of_nodes("pp", rank))
+                for group in (near_pair(rank), PlacedGroup.of_nodes("pp", rank))
             ]
             self._known[key] = np.stack(calls, axis=1)
         return self._known[key]
@@ -72,6 +72,11 @@ class TransferWriter:
         length = len(shape.micro_batch_sizes)
         none = np.zeros(length, dtype=np.int64)
         return [self._book.add(nodes[role], length) if role in nodes else none for role in _ROLES]
+
+
+def near_pair(rank: RankContext) -> PlacedGroup:
+    """Return a rank and its nearest peer of another stage: on its node, if that has another."""
+    return _INSIDE if rank.devices_per_node > 1 else PlacedGroup.of_nodes("pp", rank)
 
 
 def at_stride(rank: RankContext, stride: int) -> RankContext:
