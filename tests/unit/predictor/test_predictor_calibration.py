@@ -166,3 +166,14 @@ def test_few_errors_give_their_extremes() -> None:
     """Finite samples: nine errors cannot show a 5 % tail, so the bounds are the worst seen."""
     assert quantiles(np.linspace(-0.4, 0.4, 9), np.arange(9)) == pytest.approx((-0.4, 0.4))
     assert quantiles(np.array([0.1, 0.2]), np.arange(2)) == pytest.approx((0.0, 0.2))
+
+
+def test_sizes_at_which_a_model_is_exact_leave_the_bounds_of_all() -> None:
+    """A ratio of nothing would make exact what is not."""
+    errors = errors_of(3000, 0.1)
+    exact = dataclasses.replace(
+        errors, error_log=np.where(errors.base_us < 60, 0.0, errors.error_log)
+    )
+    low, high = calibrate(exact).bounds(exact.tier, exact.spread_log, exact.base_us, exact.octaves)
+    assert (low < 0).all()
+    assert (high > 0).all()

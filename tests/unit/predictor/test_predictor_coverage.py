@@ -123,3 +123,9 @@ def test_all_of_a_peeled_octave_and_almost_none_of_random_points_are_extrapolate
     is_out[rng.permutation(len(grid))[:10]] = True
     drawn = gemm_tiers(grid[~is_out], *grid[is_out])
     assert not is_extrapolated(np.array(drawn)).any()
+
+
+def test_of_three_values_far_apart_the_wider_step_is_a_gap() -> None:
+    """Each step is held against the other."""
+    measured = [(row, n, k) for row in (1, 2, 512) for n, k in SHAPES]
+    assert [Tier.GAP] == gemm_tiers(measured, (32, 4096, 4096))

@@ -11,7 +11,14 @@ from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import Tier, map_coverage
-from foretoken.predictor.intervals.holdout import Fold, Split, SplitKind, share_models, split_points
+from foretoken.predictor.intervals.holdout import (
+    Fold,
+    Split,
+    SplitKind,
+    share_models,
+    split_points,
+    thin_rows,
+)
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.roofline import Target
 
@@ -180,3 +187,26 @@ def test_few_points_are_not_thinned_further_by_sharing() -> None:
 def test_too_few_points_are_not_split() -> None:
     design = design_of("gemm", [(int(m), 4096, 4096) for m in ROWS[:4]])
     assert list(split_points(find_operator("gemm"), design, seed=0)) == []
+
+
+def test_rows_are_thinned_to_so_many_of_them_in_order() -> None:
+    rows = np.arange(100) * 3
+    thin = thin_rows(rows, 60, np.random.default_rng(0))
+    assert 60 == len(set(thin.tolist()) & set(rows.tolist()))
+    assert (np.diff(thin) > 0).all()
+    assert rows is thin_rows(rows, 100, np.random.default_rng(0))
+
+
+def test_values_are_left_out_along_an_axis_that_points_share() -> None:
+    """Not along one that nearly numbers them, though it has more values."""
+    rng = np.random.default_rng(1)
+    points = [
+        (int(rows), 1024 + place, 4096)
+        for place, rows in enumerate(np.repeat(ROWS, 9)[rng.permutation(len(ROWS) * 9)])
+    ]
+    design = design_of("gemm", points)
+    found = splits_of(design, SplitKind.SIZES)
+    assert found
+    for split in found:
+        rows = design.points[:, 0]
+        assert set() == set(rows[split.inside].tolist()) & set(rows[split.outside].tolist())

@@ -126,6 +126,21 @@ def test_the_timeline_has_the_times_of_the_passes() -> None:
     assert stages[0].peak_ms in (0.0, 10.0)
 
 
+def test_spans_of_no_pass_and_passes_without_a_span_tell_no_time() -> None:
+    """What is no pass, such as the optimizer's, has no chunk; of the second micro batch none is."""
+    forward, backward = SPAN_KINDS.index("forward"), SPAN_KINDS.index("backward")
+    spans = SpanColumns(
+        stage=[0, 0, 0],
+        chunk=[0, -1, 0],
+        micro_batch=[0, -1, 0],
+        kind=[forward, forward, backward],
+        start_ms=[0.0, 100.0, 10.0],
+        end_ms=[10.0, 200.0, 30.0],
+    )
+    _, columns = follow(memory_scenario(global_batch_size=2), spans)
+    assert [0.0, 0.0, 10.0, 10.0, 30.0, 30.0, 30.0, 30.0, 30.0] == list(columns.time_ms)
+
+
 def test_what_dominates_is_named_by_its_operator() -> None:
     long = _fullest(sequence_length=131072, trainer=_MEGATRON, global_batch_size=1, dp=1)
     assert long.largest == "activations: mlp_activation"

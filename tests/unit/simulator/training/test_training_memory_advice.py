@@ -106,3 +106,36 @@ def test_what_fills_a_device_to_the_byte_fits() -> None:
     stage = _measure(memory_scenario())[0]
     full = replace(stage, device_bytes=stage.reserved_bytes + stage.headroom_bytes)
     assert (Feasibility(), (full,)) == judge_memory((full,), memory_scenario(), _measure)
+
+
+def test_the_reason_says_what_is_needed_and_what_there_is_in_gib() -> None:
+    scenario = memory_scenario("llama-3.1-8b", dp=8, micro_batch_size=2)
+    feasibility, (stage, *_) = judge_memory(_measure(scenario), scenario, _measure)
+    needs, has, less = (
+        size / 2**30 for size in (stage.reserved_bytes, stage.device_bytes, stage.headroom_bytes)
+    )
+    said = f"stage 0 needs {needs:.1f} GiB per device, which has {has:.1f} GiB less {less:.1f} for"
+    assert feasibility.reason.startswith(said)
+
+
+def test_chunks_given_one_by_one_are_kept_unless_the_pipeline_changes() -> None:
+    scenario = memory_scenario("llama-3.1-8b", pp=2, stage_layers=(20, 12))
+    tried = {}
+
+    def keep(changed: TrainingScenario) -> Sequence[StageMemory]:
+        tried[changed.layout.tp, changed.layout.pp] = changed.stage_layers
+        return _measure(scenario)
+
+    full = tuple(replace(stage, device_bytes=0.0) for stage in _measure(scenario))
+    judge_memory(full, scenario, keep)
+    assert {(2, 2): (20, 12), (1, 4): ()} == {key: tried[key] for key in ((2, 2), (1, 4))}
+
+
+def test_an_alternative_that_fills_a_device_to_the_byte_fits() -> None:
+    stage = _measure(memory_scenario())[0]
+    half = stage.reserved_bytes // 2
+    fits = replace(stage, reserved_bytes=half, device_bytes=half + stage.headroom_bytes)
+    too_full = replace(stage, device_bytes=0.0)
+    _, (advised,) = judge_memory((too_full,), memory_scenario(), lambda _: (fits,))
+    assert ", fits)" in advised.advice
+    assert "not enough alone" not in advised.advice
