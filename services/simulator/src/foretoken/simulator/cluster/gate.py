@@ -120,8 +120,11 @@ class Gate:
     def dispatch(self, now_ns: int, send: Send) -> None:
         """Send all requests for which there is a replica that takes one more."""
         blocked: set[PoolChoice] = set()
-        while waiting := [c for c, queue in self._queues.items() if queue and c not in blocked]:
-            choice = min(waiting, key=self._first_of)
+        while self.num_queued:
+            waiting = [c for c, queue in self._queues.items() if queue and c not in blocked]
+            if not waiting:
+                return
+            choice = waiting[0] if len(waiting) == 1 else min(waiting, key=self._first_of)
             names = self._takers(choice)
             if not names:
                 blocked.add(choice)

@@ -236,11 +236,10 @@ class PoolState:
         Requests wait there too whose KV cache or adapter is on its way.
         """
         place = engine - self.first_engine
-        load = self.engines.load_of(place)
         num_more = self._num_coming[place]
         if self.adapters:
             num_more += self.adapters[place].num_waiting
-        return load._replace(num_waiting=load.num_waiting + num_more) if num_more else load
+        return self.engines.load_of(place, num_more)
 
     def replica_load(self, name: int) -> EngineLoad:
         """Return the load of a replica: that of its engines together."""

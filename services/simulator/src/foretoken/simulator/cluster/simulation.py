@@ -188,18 +188,20 @@ class Cluster:
         self, index: int, pools: Sequence[PoolState]
     ) -> tuple[PoolChoice, RequestOutcome | None]:
         """Return the places of the pools that can ever hold a request, or why none can."""
-        most = [pool.setup.engines.max_context for pool in pools]
+        num_tokens = self._num_tokens[index]
         choice = tuple(
-            place
-            for place, pool in enumerate(pools)
-            if self._num_tokens[index] <= most[place] and pool.engines.can_ever_hold(index)
+            [
+                place
+                for place, pool in enumerate(pools)
+                if num_tokens <= pool.setup.engines.max_context
+                and pool.engines.can_ever_hold(index)
+            ]
         )
         if choice:
             return choice, None
-        is_too_long = self._num_tokens[index] > max(most, default=0)
-        return (), (
-            RequestOutcome.CONTEXT_TOO_LONG if is_too_long else RequestOutcome.EXCEEDS_KV_CACHE
-        )
+        if any(num_tokens <= pool.setup.engines.max_context for pool in pools):
+            return (), RequestOutcome.EXCEEDS_KV_CACHE
+        return (), RequestOutcome.CONTEXT_TOO_LONG
 
     def _submit(self, pool: PoolState, name: int, request: RoutedRequest, now_ns: int) -> None:
         """Give a request to a replica that takes it."""

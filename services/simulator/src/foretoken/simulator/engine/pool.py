@@ -198,11 +198,14 @@ class EnginePool:
         self._slices.append(take_output(self._state))
         return clear_unit(self._state, self._slices, engine)
 
-    def load_of(self, engine: int) -> EngineLoad:
-        """Return what an engine has to do now; of what has landed no prompt is to compute."""
+    def load_of(self, engine: int, num_more: int = 0) -> EngineLoad:
+        """Return what an engine has to do now, `num_more` requests that wait elsewhere included.
+
+        Of what has landed no prompt is to compute.
+        """
         arrived, waiting, transferred_in, running, tokens, free = self._loads
         return EngineLoad(
-            arrived[engine] + waiting[engine] + transferred_in[engine],
+            arrived[engine] + waiting[engine] + transferred_in[engine] + num_more,
             running[engine],
             tokens[engine],
             (self._num_blocks - free[engine]) / self._num_blocks,

@@ -13,9 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from foretoken.domain.alias import canonical_device
-from foretoken.domain.errors import UnknownModelError
-from foretoken.domain.models.architecture import find_model
+from foretoken.domain.alias import canonical_device, canonical_model
+from foretoken.domain.models.architecture import all_models
 
 _CONCURRENCY = re.compile(r"_c(\d+)_")
 # Rows of disaggregated deployments say too little of their pools.
@@ -119,12 +118,8 @@ def _read_count(text: str) -> int:
 def _name_model(path: str) -> str:
     """Return the name of a preset, else the published one."""
     last = path.rpartition("/")[2]
-    for name in (path, last, _FORMAT_END.sub("", last)):
-        try:
-            return find_model(name).name
-        except UnknownModelError:
-            continue
-    return path
+    names = map(canonical_model, (path, last, _FORMAT_END.sub("", last)))
+    return next((name for name in names if name in all_models()), path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
