@@ -13,6 +13,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec, all_engines
 from foretoken.domain.measurements.estimate import OperatorTable
 from foretoken.domain.models.architecture import all_models
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
@@ -181,8 +182,13 @@ def test_columns_too_large_for_64_bits_are_compared_all_the_same() -> None:
 @st.composite
 def _scenarios(draw: st.DrawFn) -> ServingScenario:
     model = all_models()[draw(st.sampled_from(sorted(all_models())))]
-    model = replace(model, num_layers=model.moe.num_dense_layers + 2 if model.moe else 2)
-    spread = (ParallelLayout(tp=2, ep=2), ParallelLayout(dp=8, ep=8)) if model.moe else ()
+    if model.layers:
+        pattern = " ".join(layer.name for layer in model.layers)
+        model = replace(model, num_layers=0, pattern=pattern)
+    else:
+        model = replace(model, num_layers=model.moe.num_dense_layers + 2 if model.moe else 2)
+    has_experts = bool(stack_of(model).experts)
+    spread = (ParallelLayout(tp=2, ep=2), ParallelLayout(dp=8, ep=8)) if has_experts else ()
     return ServingScenario(
         model=model,
         device="b200_sxm",

@@ -3,6 +3,7 @@
 The files are those of Hugging Face repositories, in `../shared/data/model_configs`.
 """
 
+import dataclasses
 import json
 import re
 from functools import cache
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.architecture import ModelArchitecture, all_models
 from foretoken.domain.models.hf_config import architecture_of_hf_config, load_hf_config
 from foretoken.domain.models.hf_reader import is_inert_key
 from foretoken.domain.models.parameters import ParameterCount, count_parameters
@@ -156,6 +157,19 @@ def test_parameters_are_those_that_are_published(path: Path) -> None:
 def test_parameters_are_those_of_the_modelling_files(repository: str) -> None:
     _, language = _language(_model(_FOLDER / f"{repository}_config.json"))
     assert pytest.approx(_COUNTED[repository], rel=1e-5) == language
+
+
+@_needs_files
+def test_presets_are_the_configurations_of_their_repositories() -> None:
+    """A preset that names a repository whose file is here says the same, format included."""
+    files = {_repository(path).replace("--", "/", 1): path for path in _FILES}
+    checked = 0
+    for preset in all_models().values():
+        for repository in set(preset.aliases) & set(files):
+            found = dataclasses.replace(_model(files[repository]), name=preset.name)
+            assert dataclasses.replace(preset, aliases=()) == found, repository
+            checked += 1
+    assert 60 <= checked
 
 
 # Keys that say again what others of the same file say, or that no operator of a step depends on.

@@ -1,7 +1,9 @@
 """The dimensions of a model of layers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from foretoken.domain import schema
 from foretoken.domain.alias import canonical_model
@@ -232,13 +234,33 @@ _ALLOWED = {
 }
 
 
+# What a preset says of the model that another is a form of: it has all but names and format.
+_LIKE = "like"
+_OWN = ("aliases", "quantization", "kv_dtype")
+
+
 @cache
 def all_models() -> dict[str, ModelArchitecture]:
-    """Return every preset by name: one file each in `presets/`."""
+    """Return every preset by name: one file each in `presets/`.
+
+    A file that is `like` another has what that has, but for the format and the aliases.
+    """
+    files = dict(scan_yaml("foretoken.domain.models", "presets"))
     return {
-        stem: schema.decode(ModelArchitecture, {"name": stem, **content}, f"presets/{stem}.yaml")
-        for stem, content in scan_yaml("foretoken.domain.models", "presets")
+        stem: schema.decode(
+            ModelArchitecture, {"name": stem, **_complete(content, files)}, f"presets/{stem}.yaml"
+        )
+        for stem, content in files.items()
     }
+
+
+def _complete(
+    content: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    if _LIKE not in content:
+        return content
+    same = {name: value for name, value in files[content[_LIKE]].items() if name not in _OWN}
+    return {**same, **{name: value for name, value in content.items() if name != _LIKE}}
 
 
 def find_model(name: str) -> ModelArchitecture:

@@ -19,6 +19,7 @@ from foretoken.domain.hardware.price import all_price_lists
 from foretoken.domain.hardware.topology import all_topologies
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.models.parameters import count_parameters
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.operator import all_operators
 from foretoken.domain.requests.dataset import all_datasets
 from foretoken.domain.units import GIB
@@ -89,24 +90,25 @@ def models(context: typer.Context) -> None:
     rows = [
         (
             model.name,
-            count_parameters(model).total / _GIGA,
+            count.total / _GIGA,
+            count.active_total / _GIGA,
             model.num_layers,
             model.hidden,
-            model.num_heads,
-            model.num_kv_heads,
-            model.intermediate,
+            ", ".join(dict.fromkeys(part.kind for part, _ in stack_of(model).parts)),
+            model.quantization,
             model.vocab,
         )
         for model in all_models().values()
+        for count in [count_parameters(model)]
     ]
     columns = (
         "model",
         "parameters (1e9)",
+        "active (1e9)",
         "layers",
         "hidden",
-        "heads",
-        "kv heads",
-        "intermediate",
+        "kinds",
+        "stored",
         "vocab",
     )
     state_of(context).print_rows("Models", columns, rows)

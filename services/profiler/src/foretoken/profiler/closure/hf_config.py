@@ -14,8 +14,8 @@ _Content = dict[str, Any]
 def config_of_architecture(model: ModelArchitecture) -> _Content:
     """Return the content of a `config.json` that reads back as this architecture, in 16 bits.
 
-    How its checkpoint is stored is left out: what is timed has random weights. The model type is
-    the first that has all it needs; what a type leaves open (epsilons, the base of rotations) is
+    How its checkpoint is stored is left out: what is timed has random weights, and so are encoders
+    and what predicts further tokens, which do not run. The model type is the first that has all it needs; what a type leaves open (epsilons, the base of rotations) is
     the library's default and changes no operator.
 
     Raises:
@@ -28,7 +28,7 @@ def config_of_architecture(model: ModelArchitecture) -> _Content:
             read = architecture_of_hf_config(content, model.name)
         except InvalidRequestError:
             continue
-        if read == replace(model, aliases=(), quantization="", kv_dtype=None):
+        if read == replace(model, aliases=(), quantization="", kv_dtype=None, extras=()):
             return content
     raise InvalidRequestError.of_field(
         "model", f"no model type of transformers is like {model.name}; give its own config.json"
