@@ -1,8 +1,9 @@
 """A deployment of many replicas: pools of them, how requests find one, what happens to it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import prod
 
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import InvalidRequestError
@@ -303,6 +304,49 @@ class SpeculativeSpec:
             return (self.acceptance_ratio,) * self.num_draft_tokens
         pairs = pairwise((1.0, *self.acceptance_by_position))
         return tuple(after / before if before else 0.0 for before, after in pairs)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a verification yields on average: those accepted, and one more."""
+        ratios = self.conditional_ratios
+        return sum(prod(ratios[:count]) for count in range(len(ratios) + 1))
+
+    def describe(self) -> str:
+        """Return the method and how many tokens it drafts, as `settle_speculation` reads them."""
+        return f"{self.method}:{self.num_draft_tokens}"
+
+
+def settle_speculation(text: str, given: SpeculativeSpec | None) -> SpeculativeSpec | None:
+    """Return the speculation of a text, `none` or `ngram:3`, with what is given of drafts.
+
+    An empty text is what is given.
+
+    Raises:
+        InvalidRequestError: no such method, no number of tokens, or nothing says what drafts.
+
+    """
+    if text in ("", "none"):
+        return None if text else given
+    method, _, count = text.partition(":")
+    if method not in _SPECULATION_METHODS or not count.isdigit() or int(count) < 1:
+        known = ", ".join(f"{known}:3" for known in _SPECULATION_METHODS)
+        raise InvalidRequestError.of_field("speculations", f"{text!r} is not one of none, {known}")
+    spec, num_drafts = given or SpeculativeSpec(), int(count)
+    by_position = spec.acceptance_by_position
+    if by_position and num_drafts > len(by_position):
+        raise InvalidRequestError.of_field(
+            "speculations", f"{text}: speculative.acceptance_by_position ends before"
+        )
+    has_model = method == "draft_model"
+    if has_model and spec.draft_model is None:
+        raise InvalidRequestError.of_field("speculations", f"{text}: set speculative.draft_model")
+    return replace(
+        spec,
+        method=method,
+        num_draft_tokens=num_drafts,
+        acceptance_by_position=by_position[:num_drafts],
+        draft_model=spec.draft_model if has_model else None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

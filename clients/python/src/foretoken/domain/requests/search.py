@@ -240,6 +240,12 @@ class ServingSpace:
         " checkpoint's own.",
         names=("--quantization",),
     )
+    speculations: tuple[str, ...] = option(
+        (),
+        "Speculation, with commas: a method and how many tokens it drafts, `none,ngram:3,layers:2`;"
+        " accepted as the scenario's `speculative` says. Default: the scenario's.",
+        names=("--speculation",),
+    )
     routers: tuple[str, ...] = option(
         (), "Routers before the replicas, several with commas.", names=("--router",)
     )
@@ -332,6 +338,7 @@ class CandidateColumns(Columns):
     mode: Quantity = ()
     profile: Quantity = ()
     quantization: Quantity = ()
+    speculation: Quantity = ()
     router: Quantity = ()
     num_devices: Quantity = ()
     num_idle_devices: Quantity = ()

@@ -15,11 +15,15 @@ from foretoken.domain.results.report import Columns
 Row = Mapping[str, Any]
 
 _WORDS = frozenset(
-    {"name", "device", "mode", "profile", "quantization", "router", "verdict", "reason"}
+    {
+        *("name", "device", "mode", "profile", "quantization", "speculation", "router"),
+        *("verdict", "reason"),
+    }
 )
 # What makes a layout, besides how many replicas there are and how much runs on each.
 _LAYOUT = (
-    *("device", "mode", "profile", "quantization", "router", "tp", "pp", "dp", "ep"),
+    *("device", "mode", "profile", "quantization", "speculation", "router"),
+    *("tp", "pp", "dp", "ep"),
     *("prefill_tp", "prefill_pp", "prefill_ep"),
 )
 _VERDICT_NAMES = {

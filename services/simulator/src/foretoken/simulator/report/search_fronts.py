@@ -221,6 +221,7 @@ def _details(row: Row, rank: str) -> list[str]:
         f"batch {describe_batch(row)}",
         row["profile"],
         row["quantization"],
+        row["speculation"],
     ]
     price = row["usd_per_million_output_tokens"]
     if price > 0:

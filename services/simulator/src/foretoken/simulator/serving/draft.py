@@ -89,9 +89,15 @@ def check_speculation(scenario: ServingScenario) -> None:
         UnknownPluginError: no such engine.
 
     """
+    if violations := list_speculation_lacks(scenario):
+        raise InvalidRequestError.of_violations(violations, "speculative decoding")
+
+
+def list_speculation_lacks(scenario: ServingScenario) -> list[FieldViolation]:
+    """Return what keeps the speculation of one pool from being simulated."""
     spec = scenario.speculative
     if spec is None:
-        return
+        return []
     engine, layout = scenario.resolve_engine(), scenario.layout
     has_draft = spec.method != "ngram"
     checks: Mapping[str, tuple[bool, str]] = {
@@ -108,13 +114,11 @@ def check_speculation(scenario: ServingScenario) -> None:
             "must be 1 with a draft; the method ngram works on several stages",
         ),
     }
-    violations = [
+    return [
         FieldViolation(name, problem)
         for name, (is_legal, problem) in checks.items()
         if not is_legal
     ]
-    if violations:
-        raise InvalidRequestError.of_violations(violations, "speculative decoding")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd
 
-from foretoken.domain.requests.cluster import ClusterSpec, ReplicaPool, RoutingSpec
+from foretoken.domain.requests.cluster import (
+    ClusterSpec,
+    ReplicaPool,
+    RoutingSpec,
+    settle_speculation,
+)
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.domain.requests.workload import WorkloadSpec
@@ -55,7 +60,9 @@ class CandidateMaker:
 
     def scenario(self, row: int, name: str, load: CandidateLoad = PROPOSED) -> ServingScenario:
         """Return the deployment of a point, or a part of it, under a load."""
+        kind = self.answers.engines[int(self.points.kind[row])].kind
         base = self.request.scenario
+        base = replace(base, speculative=settle_speculation(kind.speculation, base.speculative))
         workload = self._workload(row, load)
         pools = tuple(
             replace(pool, num_replicas=pool.num_replicas // load.num_parts)
@@ -63,7 +70,7 @@ class CandidateMaker:
         )
         router = self.space.routers[int(self.points.router[row])]
         if self._is_plain(row, pools):
-            return self._plain(pools[0], name, workload)
+            return _plain(base, pools[0], name, workload)
         cluster = ClusterSpec(pools=pools, routing=RoutingSpec(router=router))
         if base.cluster:
             failures = base.cluster.failures
@@ -144,21 +151,6 @@ class CandidateMaker:
             and has_one_engine
         )
 
-    def _plain(self, pool: ReplicaPool, name: str, workload: WorkloadSpec) -> ServingScenario:
-        base = self.request.scenario
-        layout = pool.layout or base.layout
-        return replace(
-            base,
-            name=name,
-            device=pool.device,
-            topology=pool.topology,
-            layout=replace(layout, dp=pool.num_replicas),
-            engine=pool.engine or base.engine,
-            quantization=pool.quantization,
-            device_usd_per_hour=pool.device_usd_per_hour or base.device_usd_per_hour,
-            workload=workload,
-        )
-
     def _pools(self, row: int) -> tuple[ReplicaPool, ...]:
         points = self.points
         decode = self._pool(
@@ -218,3 +210,20 @@ class CandidateMaker:
             rate_rps=rate_rps,
             num_requests=num_requests,
         )
+
+
+def _plain(
+    base: ServingScenario, pool: ReplicaPool, name: str, workload: WorkloadSpec
+) -> ServingScenario:
+    layout = pool.layout or base.layout
+    return replace(
+        base,
+        name=name,
+        device=pool.device,
+        topology=pool.topology,
+        layout=replace(layout, dp=pool.num_replicas),
+        engine=pool.engine or base.engine,
+        quantization=pool.quantization,
+        device_usd_per_hour=pool.device_usd_per_hour or base.device_usd_per_hour,
+        workload=workload,
+    )

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.requests.cluster import SpeculativeSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Floats
@@ -24,6 +25,7 @@ from foretoken.simulator.search.serving.step_time import (
     MixedSteps,
     StepMix,
 )
+from foretoken.simulator.serving.draft import follow_speculation
 
 # Schedulers that compute prompts in steps of their own, while nobody decodes.
 _PROMPTS_FIRST = frozenset({"lightllm", "sglang", "vllm_v0"})
@@ -38,7 +40,8 @@ class EngineRules:
     """How an engine fills its steps, and what its host takes.
 
     `mixes` prompts with decoding sequences; `splits` prompts into what a step has left, else only
-    whole ones are computed. `num_engines` run in lock step; `num_stages` batches are in flight.
+    whole ones are computed. `num_engines` run in lock step; `num_stages` batches are in flight. A
+    sequence that decodes computes `tokens_per_seq` in a step, of which it keeps `tokens_per_step`.
     """
 
     mixes: bool
@@ -51,10 +54,15 @@ class EngineRules:
     step_us_per_seq: float
     frontend_us: float
     frontend_us_per_token: float
+    tokens_per_seq: int = 1
+    tokens_per_step: float = 1.0
 
 
-def closed_form_rules(profile: EngineProfile, layout: ParallelLayout) -> EngineRules:
+def closed_form_rules(
+    profile: EngineProfile, layout: ParallelLayout, speculation: SpeculativeSpec | None = None
+) -> EngineRules:
     """Return the rules of an engine on a layout."""
+    profile = follow_speculation(profile, speculation)
     return EngineRules(
         mixes=profile.scheduler not in _PROMPTS_FIRST or profile.mixes_prefill,
         splits=profile.scheduler in _SPLITTING or profile.max_chunk_tokens > 0,
@@ -66,6 +74,8 @@ def closed_form_rules(profile: EngineProfile, layout: ParallelLayout) -> EngineR
         step_us_per_seq=profile.host_us_per_seq + profile.output_us_per_seq,
         frontend_us=1000.0 * profile.frontend_ms,
         frontend_us_per_token=profile.frontend_us_per_token,
+        tokens_per_seq=1 + speculation.num_draft_tokens if speculation else 1,
+        tokens_per_step=speculation.tokens_per_step if speculation else 1.0,
     )
 
 
@@ -130,7 +140,8 @@ class ReplicaForm:
     def __init__(self, times: TimesSteps, rules: EngineRules, load: LoadProfile) -> None:
         self._times, self._rules, self._load = times, rules, load
         self._prompt = max(load.prefill_mean, 1.0)
-        self._answer = max(load.decode_mean - 1.0, 1e-9)
+        # Steps, each of which yields several tokens of a sequence with drafts.
+        self._answer = max(load.decode_mean - 1.0, 1e-9) / rules.tokens_per_step
         self._num_streams = rules.num_engines * rules.num_stages
 
     def aggregated(self, concurrency: Floats, budget: Floats) -> SteadyState:
@@ -142,10 +153,10 @@ class ReplicaForm:
         num, away, flow = self._settle(concurrency, budget)
         rate = num / (self._answer + away) / flow.mean_us
         ttft_us = self._ttft_us(num, away, flow)
-        tpot_us = np.maximum(num / rate - ttft_us, 0.0) / self._answer
+        each_us = np.maximum(num / rate - ttft_us, 0.0) / self._answer
         return SteadyState(
             ttft_us=ttft_us + self._frontend_us(),
-            tpot_us=tpot_us,
+            tpot_us=each_us / self._rules.tokens_per_step,
             rate_rps=rate * np.minimum(concurrency, self._num_streams) * US_PER_S,
         )
 
@@ -168,9 +179,13 @@ class ReplicaForm:
         """Return replicas that only decode: `ttft_us` 0, rates of whole answers."""
         num = np.maximum(concurrency / self._num_streams, 1.0)
         num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
-        tpot_us = self._decode_us(num)
-        rate = np.minimum(concurrency, self._num_streams) * num / (tpot_us * self._answer)
-        return SteadyState(ttft_us=np.zeros(num.shape), tpot_us=tpot_us, rate_rps=rate * US_PER_S)
+        step_us = self._decode_us(num)
+        rate = np.minimum(concurrency, self._num_streams) * num / (step_us * self._answer)
+        return SteadyState(
+            ttft_us=np.zeros(num.shape),
+            tpot_us=step_us / self._rules.tokens_per_step,
+            rate_rps=rate * US_PER_S,
+        )
 
     def aggregated_mix(self, concurrency: Floats, budget: Floats) -> StepMix:
         """Return the steps of replicas as `aggregated` takes them."""
@@ -229,7 +244,8 @@ class ReplicaForm:
         num_decodes = np.minimum(rate_per_step * self._answer, num)
         if rules.mixes:  # where all steps compute prompts, they leave room for no more
             num_decodes = np.minimum(
-                num_decodes, budget * self._answer / (self._prompt + self._answer)
+                num_decodes,
+                budget * self._answer / (self._prompt + self._answer * rules.tokens_per_seq),
             )
         decode_us = self._decode_us(np.maximum(num_decodes, 1.0))
         room = self._room(num, budget, num_decodes)
@@ -258,7 +274,8 @@ class ReplicaForm:
     def _room(self, num: Floats, budget: Floats, num_decodes: Floats) -> Floats:
         """Return the most prompt tokens that a step computes."""
         rules = self._rules
-        room = np.maximum(budget - num_decodes, 1.0) if rules.mixes else budget
+        taken = num_decodes * rules.tokens_per_seq
+        room = np.maximum(budget - taken, 1.0) if rules.mixes else budget
         if not rules.splits:
             room = self._whole(room)
         if rules.max_num_prefills:
@@ -338,7 +355,7 @@ class ReplicaForm:
         return self._round_us(stages, num_decodes)[0]
 
     def _decode_steps(self, num_decodes: Floats) -> DecodeSteps:
-        group = num_decodes * self._rules.num_engines
+        group = num_decodes * self._rules.tokens_per_seq * self._rules.num_engines
         return DecodeSteps(num_decodes, self._load.raggedness_of(num_decodes), group)
 
     def _prompt_us(self, piece_total: Floats, num_decodes: Floats) -> tuple[Floats, Floats]:
@@ -354,7 +371,8 @@ class ReplicaForm:
             piece_context=np.maximum(self._prompt - piece, 0.0) / 2,
             num_decodes=decodes,
             raggedness=self._load.raggedness_of(decodes),
-            num_group_tokens=(total + decodes) * self._rules.num_engines,
+            num_group_tokens=(total + decodes * self._rules.tokens_per_seq)
+            * self._rules.num_engines,
         )
 
     def _round_us(self, stages_us: Floats, num_seqs: Floats) -> tuple[Floats, Floats]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from foretoken.domain import schema
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.requests.cluster import settle_speculation
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.cost.latency_surfaces import surface_spec
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
@@ -31,6 +31,7 @@ from foretoken.simulator.search.serving.step_time import (
     fetch_grids,
     grid_axes,
 )
+from foretoken.simulator.serving.draft import list_surface_specs
 from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility
 
 # The verdict of what an engine cannot do.
@@ -149,12 +150,26 @@ class EngineAnswer:
     state_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class StepGrid:
+    """What the steps of an engine cost, and those of its draft (None: it has none)."""
+
+    spec: SurfaceSpec
+    surfaces: LatencySurfaces
+    draft: "StepGrid | None" = None
+
+    def times(self) -> StepTimes:
+        """Return how long steps take."""
+        return StepTimes(self.spec, self.surfaces, self.draft.times() if self.draft else None)
+
+
 def make_replica_form(
     kind: EngineKind, base: ServingScenario, times: StepTimes, load: LoadProfile
 ) -> ReplicaForm:
     """Return the closed form of a kind of engine; its rules depend on no limit."""
     profile = kind.resolve_engine(base)
-    return ReplicaForm(times, closed_form_rules(profile, kind.layout), load)
+    speculation = settle_speculation(kind.speculation, base.speculative)
+    return ReplicaForm(times, closed_form_rules(profile, kind.layout, speculation), load)
 
 
 class EngineForm:
@@ -345,9 +360,9 @@ class AnswerCache:
         asked = [number for number, form in enumerate(forms) if form.can_run]
         able = [kinds[number] for number in asked]
         grids = fetch_engines(able, base, space, load, self._predictor)
-        times = {number: StepTimes(*grid) for number, grid in zip(asked, grids, strict=True)}
+        times = {number: grid.times() for number, grid in zip(asked, grids, strict=True)}
         answers = [form.answer(times.get(number)) for number, form in enumerate(forms)]
-        return answers, grids[0][1].model_version if grids else self._version()
+        return answers, grids[0].surfaces.model_version if grids else self._version()
 
     def _version(self) -> str:
         active = [model.version for model in self._predictor.list_models() if model.is_active]
@@ -365,7 +380,7 @@ def fetch_engines(
     space: SearchSpace,
     load: LoadProfile,
     predictor: LatencySource,
-) -> list[tuple[SurfaceSpec, LatencySurfaces]]:
+) -> list[StepGrid]:
     """Return what the steps of engines cost at all settings of a space.
 
     Raises:
@@ -373,15 +388,20 @@ def fetch_engines(
         ForetokenError: whatever the predictor raises.
 
     """
-    specs = [_widest_spec(kind, base, space, load) for kind in kinds]
+    pairs = [_widest_specs(kind, base, space, load) for kind in kinds]
     sizes = sorted({*space.batches, *space.prefill_batches})
+    specs = [spec for pair in pairs for spec in pair if spec is not None]
     wanted = [(spec, grid_axes(spec, load, sizes)) for spec in specs]
-    return list(zip(specs, fetch_grids(wanted, predictor), strict=True))
+    found = iter(zip(specs, fetch_grids(wanted, predictor), strict=True))
+    return [
+        StepGrid(*next(found), draft=StepGrid(*next(found)) if draft is not None else None)
+        for _, draft in pairs
+    ]
 
 
-def _widest_spec(
+def _widest_specs(
     kind: EngineKind, base: ServingScenario, space: SearchSpace, load: LoadProfile
-) -> SurfaceSpec:
-    """Return what the widest limits of a space ask about; narrower ones need no more."""
+) -> tuple[SurfaceSpec, SurfaceSpec | None]:
+    """Return what the widest limits of a space ask about, and of its draft: others need no more."""
     scenario = kind.scenario(base, space.batches[-1], space.step_limits[-1])
-    return surface_spec(scenario, min(load.longest, base.model.max_position))
+    return list_surface_specs(scenario, min(load.longest, base.model.max_position))

@@ -165,9 +165,9 @@ def match_pairs(
 
 
 def _go_together(prefill: EngineAnswer, decode: EngineAnswer) -> bool:
-    return (prefill.kind.profile, prefill.kind.quantization) == (
-        decode.kind.profile,
-        decode.kind.quantization,
+    return all(
+        getattr(prefill.kind, name) == getattr(decode.kind, name)
+        for name in ("profile", "quantization", "speculation")
     )
 
 

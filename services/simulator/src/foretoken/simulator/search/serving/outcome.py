@@ -28,7 +28,7 @@ from foretoken.simulator.search.serving.match import PairSearch, make_aggregated
 from foretoken.simulator.search.serving.points import Points, join_points, rule_out_late
 from foretoken.simulator.search.serving.rank import Figures, Ranking, find_figures, rank_points
 from foretoken.simulator.search.serving.space import SearchSpace
-from foretoken.simulator.search.serving.step_time import ProvenanceTimes, StepMix, StepTimes
+from foretoken.simulator.search.serving.step_time import ProvenanceTimes, StepMix
 from foretoken.simulator.search.serving.table import name_of
 
 
@@ -134,9 +134,9 @@ def _time_by_provenance(
     best, kind = form.points.take(form.ranking.leaders[:1]), form.answers.engines[number].kind
     base = engine_base(form.request.scenario)
     (grid,) = fetch_engines([kind], base, form.space, form.load, predictor)
-    replica = make_replica_form(kind, base, StepTimes(*grid), form.load)
+    replica = make_replica_form(kind, base, grid.times(), form.load)
     mix = _mix(replica, role, best, max(form.load.decode_mean - 1.0, 0.0))
-    time_us: Floats = ProvenanceTimes(*grid).time_request_us(mix)[:, 0]
+    time_us: Floats = ProvenanceTimes(grid.spec, grid.surfaces).time_request_us(mix)[:, 0]
     return time_us
 
 

@@ -10,10 +10,12 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.models.quantization import executed_quantization, settle_quantization
 from foretoken.domain.models.stack import stack_of
+from foretoken.domain.requests.cluster import settle_speculation
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import SERVING_MODES, ServingSearchRequest
 from foretoken.simulator.launch.server import find_server
+from foretoken.simulator.serving.draft import list_speculation_lacks
 from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks
 
 # Requests on a replica where none are named: about four per doubling, sizes engines capture.
@@ -31,13 +33,15 @@ _PREFILL_BATCHES = (1, 2, 4, 8)
 class EngineKind:
     """An engine apart from its limits: where it runs, what runs, and its degrees.
 
-    `server` is what files are to be written for (empty: none are).
+    `speculation` is as `settle_speculation` reads it, `server` what files are to be written for
+    (empty: none are).
     """
 
     device: str
     profile: str
     quantization: str
     layout: ParallelLayout
+    speculation: str = ""
     server: str = ""
 
     def scenario(
@@ -58,6 +62,7 @@ class EngineKind:
             quantization=self.quantization,
             layout=self.layout,
             engine=engine,
+            speculative=settle_speculation(self.speculation, base.speculative),
             cluster=None,
         )
 
@@ -76,6 +81,7 @@ class EngineKind:
             bounds.append(EngineBound(name=server.name, can=server.can))
         replica = self.scenario(base, 1, 0)
         lacks = [lack for bound in bounds for lack in list_engine_lacks(replica, mode, bound)]
+        lacks += list_speculation_lacks(replica)
         return InvalidRequestError.of_violations(lacks).message
 
 
@@ -134,17 +140,20 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
         schemes,
     ):
         executed_quantization(quantization, find_device(device), engine)
+    speculations = tuple(dict.fromkeys(space.speculations or ("",)))
     kinds = [
         EngineKind(
             device=device,
             profile=profile,
             quantization=quantization,
             layout=layout,
+            speculation=speculation,
             server=space.server,
         )
         for device in devices
         for profile in dict.fromkeys(profiles)
         for quantization in dict.fromkeys(schemes)
+        for speculation in speculations
         for layout in _layouts(request, device)
     ]
     distinct = tuple(dict.fromkeys(kinds))

@@ -62,10 +62,21 @@ class StepMix:
 
 
 class StepTimes:
-    """Times of an engine's steps in µs as [variant, stage, step]; variants as in `NUM_VARIANTS`."""
+    """Times of an engine's steps in µs as [variant, stage, step]; variants as in `NUM_VARIANTS`.
 
-    def __init__(self, spec: SurfaceSpec, surfaces: LatencySurfaces) -> None:
-        self._surfaces = surfaces
+    A decoding sequence computes the next of its tokens and what was proposed after it. The
+    `draft` (None: proposals take no time), on one stage, then runs over all tokens of the step and
+    over one of each sequence for every other token that it proposes.
+    """
+
+    def __init__(
+        self,
+        spec: SurfaceSpec,
+        surfaces: LatencySurfaces,
+        draft: "StepTimes | None" = None,
+    ) -> None:
+        self._surfaces, self._draft = surfaces, draft
+        self._tokens_per_seq = spec.rows_per_seq
         most = spec.limits.num_tokens
         graphs = spec.graphs
         self._padded: tuple[Ints, Ints] = (
@@ -90,17 +101,49 @@ class StepTimes:
 
     def decode_us(self, num_decodes: Floats, raggedness: Floats, num_group: Floats) -> Floats:
         """Return the time of steps in which so many sequences decode."""
+        num_tokens = num_decodes * self._tokens_per_seq
+        own = self.pass_us(num_tokens, num_tokens, num_decodes, raggedness, num_group)
+        if self._draft is None:
+            return own
+        first = self._draft.pass_us(num_tokens, num_decodes, num_decodes, raggedness, num_group)
+        num_all = num_group / self._tokens_per_seq
+        return own + first + self._other_drafts_us(num_decodes, raggedness, num_all)
+
+    def pass_us(
+        self,
+        num_tokens: Floats,
+        num_rows: Floats,
+        num_seqs: Floats,
+        raggedness: Floats,
+        num_group: Floats,
+    ) -> Floats:
+        """Return the time of passes over so many tokens of sequences, sampled from at some."""
         axes = self._surfaces.decode.axes
-        at = (num_decodes, np.full_like(num_decodes, float(axes[1][0])), raggedness)
-        total = self._tokens_us(DECODE, num_decodes) + self._rows_us(num_decodes)
+        at = (num_seqs, np.full_like(num_seqs, float(axes[1][0])), raggedness)
+        total = self._tokens_us(DECODE, num_tokens) + self._rows_us(num_rows)
         total = total + interpolate(axes, self._values["decode"], at)
-        return self._floored(DECODE, num_decodes, total) + self._shared_us(num_group)
+        return self._floored(DECODE, num_tokens, total) + self._shared_us(num_group)
 
     def mixed_us(self, steps: MixedSteps) -> Floats:
         """Return the time of steps that compute prompts."""
-        num_tokens = steps.num_decodes + steps.num_prefills * steps.piece_tokens
+        num_tokens = steps.num_decodes * self._tokens_per_seq
+        own = self.mixed_pass_us(steps, num_tokens)
+        if self._draft is None:
+            return own
+        first = self._draft.mixed_pass_us(steps, num_tokens, has_rows_of_drafts=False)
+        num_seqs = steps.num_decodes + steps.num_prefills
+        all_tokens = num_tokens + steps.num_prefills * steps.piece_tokens
+        num_all = steps.num_group_tokens * num_seqs / np.maximum(all_tokens, 1.0)
+        return own + first + self._other_drafts_us(num_seqs, steps.raggedness, num_all)
+
+    def mixed_pass_us(
+        self, steps: MixedSteps, num_decode_tokens: Floats, *, has_rows_of_drafts: bool = True
+    ) -> Floats:
+        """Return the time of passes over prompts and so many tokens of decoding sequences."""
+        num_tokens = num_decode_tokens + steps.num_prefills * steps.piece_tokens
         total = self._tokens_us(MIXED, num_tokens)
-        total = total + self._rows_us(steps.num_decodes + steps.num_prefills)
+        num_rows = num_decode_tokens if has_rows_of_drafts else steps.num_decodes
+        total = total + self._rows_us(num_rows + steps.num_prefills)
         at = (steps.piece_tokens, steps.piece_context)
         prefill = self._surfaces.prefill.axes
         alone = interpolate(prefill, self._values["prefill"], at)
@@ -109,6 +152,14 @@ class StepTimes:
         total = total + more * np.maximum(steps.num_prefills - 1.0, 0.0)
         total = total + self._beside_us(steps)
         return self._floored(MIXED, num_tokens, total) + self._shared_us(steps.num_group_tokens)
+
+    def _other_drafts_us(self, num_seqs: Floats, raggedness: Floats, num_all: Floats) -> Floats:
+        """Return the time of the draft's passes after its first, a token of each sequence."""
+        num_others = self._tokens_per_seq - 2
+        if self._draft is None or num_others < 1:
+            return np.zeros(1)
+        each = self._draft.pass_us(num_seqs, num_seqs, num_seqs, raggedness, num_all)
+        return num_others * each
 
     def _beside_us(self, steps: MixedSteps) -> Floats:
         """Return what decoding sequences add to a step with prompts."""
@@ -199,8 +250,8 @@ def grid_axes(spec: SurfaceSpec, load: LoadProfile, batches: Sequence[int]) -> M
     pieces = spaced_integers(min(_SHORTEST_PREFILL, longest), longest, _PREFILL_PER_OCTAVE)
     before = np.unique(np.linspace(0, load.longest, _NUM_CONTEXTS).astype(np.int64))
     axes: dict[str, Axes] = {
-        "tokens": (_token_counts(spec, tried),),
-        "rows": (np.union1d(tried, spaced_integers(1, limits.num_seqs, 1)),),
+        "tokens": (_token_counts(spec, tried * spec.rows_per_seq),),
+        "rows": (np.union1d(tried * spec.rows_per_seq, spaced_integers(1, limits.num_rows, 1)),),
         "decode": decode,
         "prefill": (pieces, before),
         "batched": (pieces, before),
@@ -208,7 +259,9 @@ def grid_axes(spec: SurfaceSpec, load: LoadProfile, batches: Sequence[int]) -> M
     }
     if spec.layout.dp > 1:
         most = limits.num_group_tokens
-        axes["group"] = (np.union1d(tried, spaced_integers(1, most, _TOKENS_PER_OCTAVE)),)
+        axes["group"] = (
+            np.union1d(tried * spec.rows_per_seq, spaced_integers(1, most, _TOKENS_PER_OCTAVE)),
+        )
     return axes
 
 

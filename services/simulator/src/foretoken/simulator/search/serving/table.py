@@ -36,6 +36,7 @@ def build_table(
         mode=np.where(has_prefill, "disaggregated", "aggregated").astype(object),
         profile=_pick([kind.profile for kind in kinds], points.kind),
         quantization=_pick([kind.quantization for kind in kinds], points.kind),
+        speculation=_pick([kind.speculation for kind in kinds], points.kind),
         router=_pick(space.routers, points.router),
         num_devices=points.num_devices,
         num_idle_devices=figures.num_idle,
@@ -129,10 +130,11 @@ def _describe(layout: ParallelLayout) -> str:
 
 
 def _extras(answers: Sequence[EngineAnswer], number: int) -> str:
-    """Return the device, profile and format of an engine, each where the space has several."""
+    """Return the device, profile, format and drafts of an engine, where the space has several."""
     formats = []
-    for name in ("device", "profile", "quantization"):
+    unnamed = {"quantization": "unquantized", "speculation": "as given"}
+    for name in ("device", "profile", "quantization", "speculation"):
         values = {getattr(answer.kind, name) for answer in answers}
         if len(values) > 1:
-            formats.append(getattr(answers[number].kind, name) or "unquantized")
+            formats.append(getattr(answers[number].kind, name) or unnamed.get(name, ""))
     return "".join(f" {value}" for value in formats)
