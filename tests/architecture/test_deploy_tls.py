@@ -12,6 +12,7 @@ from kubernetes_manifests import Manifest, configs, environment, find, pods, ren
 
 from foretoken.domain import schema
 from foretoken.profiler.cluster.spec import SECRET_FILES, KubernetesSpec
+from foretoken.wire.rights import rights_of
 
 _FOLDER = "/etc/foretoken-tls"
 _SERVICES = {"catalog", "predictor", "simulator", "profiler-controller"}
@@ -109,10 +110,31 @@ def test_every_secret_is_made_with_an_identity_of_its_own(everything: list[Manif
         for m in everything
         if m["kind"] == "Certificate" and not m["spec"].get("isCA")
     }
-    assert {_mounted(pod) for pod in pods(everything).values()} | {"client-tls"} == set(made)
+    assert {_mounted(pod) for pod in pods(everything).values()} | {
+        "client-tls",
+        "admin-tls",
+    } == set(made)
     assert {
         name: [f"spiffe://foretoken/{name.removesuffix('-tls')}"] for name in made
     } == made  # fmt: skip
+
+
+def test_every_identity_may_do_what_its_pods_do_and_no_more(everything: list[Manifest]) -> None:
+    """What a pod's program calls of the others, and nobody without a name anything."""
+    needed = {
+        "predictor": {"reader", "record", "plan", "activate"},
+        "simulator": {"reader", "record", "delete"},
+        "profiler": {"recorder"},
+        "profiler-controller": {"reader"},
+        "catalog-backup": {"backup"},
+        "client": {"recorder", "planner", "sql"},
+        "admin": {"admin"},
+    }
+    expected = {f"spiffe://foretoken/{name}": rights for name, rights in needed.items()}
+    for name in _SERVICES:
+        callers = configs(everything)[name].server.callers
+        assert expected == {caller: set(roles) for caller, roles in callers.items()}
+        assert all(rights_of(roles) for roles in callers.values())
 
 
 def test_services_say_that_they_speak_tls(everything: list[Manifest]) -> None:

@@ -101,7 +101,7 @@ _PORT_METHOD = '''
 
 '''
 _RPC_LINE = """
-    count_newcomers = Unary(ProfilerPort.count_newcomers, is_idempotent=True)
+    count_newcomers = Unary(ProfilerPort.count_newcomers, Right.READ, is_idempotent=True)
 """
 _RPC_PROGRAM = """
 import asyncio, inspect, json

@@ -69,7 +69,7 @@ class _Catalog:
             subprocess.run(make.split(), check=True, capture_output=True)
         except FileNotFoundError:
             pytest.skip("openssl is not on this machine")
-        (home / "token").write_text("open sesame")
+        (home / "token").write_text("open-sesame")
         self.start()
 
     @property

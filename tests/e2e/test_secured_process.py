@@ -65,7 +65,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Secured]:
     authority = Authority(folder)
     served, caller = authority.issue("catalog"), authority.issue("caller")
     token = folder / "token"
-    token.write_text("open sesame\n")
+    token.write_text("open-sesame\n")
     health_port = _free_port()
     config = folder / "foretoken.yaml"
     server = {
@@ -183,7 +183,7 @@ def test_a_renewed_certificate_is_shown_to_who_comes_next(secured: _Secured) -> 
 def test_a_renewed_token_is_the_one_that_is_wanted(secured: _Secured, tmp_path: Path) -> None:
     earlier = tmp_path / "earlier"
     earlier.write_text(secured.token.read_text())
-    secured.token.write_text("open barley\n")
+    secured.token.write_text("open-barley\n")
     time.sleep(_NOTICED_S)
     with secured.connect() as catalog:
         assert catalog.describe_coverage() == ()
@@ -225,7 +225,7 @@ def test_a_caller_shows_its_renewed_token(secured: _Secured, tmp_path: Path) -> 
     shown.write_text(secured.token.read_text())
     with secured.connect(token_file=str(shown)) as catalog:
         assert catalog.describe_coverage() == ()
-        shown.write_text("open rye\n")
+        shown.write_text("open-rye\n")
         time.sleep(_NOTICED_S)
         with pytest.raises(UnauthenticatedError):
             catalog.describe_coverage()

@@ -14,7 +14,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.app.admission import Lane, TokenCheck
+from foretoken.app.access import TokenCheck, Tokens
+from foretoken.app.admission import Lane
 from foretoken.app.call_guard import TimeLimits
 from foretoken.app.config import AppConfig, ServerConfig
 from foretoken.app.serve import HealthServicer, start_server
@@ -42,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (served.key, "key.pem"),
     ):
         path.rename(folder / name)
-    (folder / "token").write_text("open sesame\n")
-    (folder / "wrong").write_text("open wheat\n")
+    (folder / "token").write_text("open-sesame\n")
+    (folder / "wrong").write_text("open-wheat\n")
     return folder
 
 
@@ -53,7 +54,7 @@ def port(folder: Path, tmp_path: Path) -> Iterator[int]:
     config = CatalogConfig(path=str(tmp_path / "catalog.duckdb"), state_folder=str(tmp_path))
     catalog = CatalogService(config)
     catalog.open()
-    check = TokenCheck(str(folder / "token"))
+    check = TokenCheck(Tokens(str(folder / "token")))
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[check])
     servicer.register(server, catalog)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)

@@ -143,7 +143,7 @@ def test_a_deleted_job_ends_the_following(cluster: Cluster) -> None:
 
 def test_what_pods_read_belongs_to_the_job_from_the_first(cluster: Cluster) -> None:
     """Changing an owner afterwards takes rights that admission may want, as OpenShift's does."""
-    profiler = cluster.profiler(credentials={"token": b"open sesame"})
+    profiler = cluster.profiler(credentials={"token": b"open-sesame"})
     job = profiler.create_profile(REQUEST)
     wait_for_message(profiler, job, "2 running")
     owner = cluster.server.store.get("jobs", name_of_job("short"))["metadata"]["uid"]

@@ -244,7 +244,7 @@ def test_a_job_that_is_refused_leaves_nothing_behind(cluster: Cluster, refused: 
         {"resources": sorted(granted - {refused}), "verbs": ["create"]},
         {"verbs": ["list", "watch", "patch", "delete"]},
     ]
-    profiler = cluster.profiler(credentials={"token": b"open sesame"})
+    profiler = cluster.profiler(credentials={"token": b"open-sesame"})
     with pytest.raises(NotAllowedError, match=f"create {refused}"):
         report_of(profiler, profiler.create_profile(REQUEST))
     wait_until(lambda: {key[0] for key in cluster.server.store.objects} == {"nodes"})

@@ -16,6 +16,7 @@ from foretoken.domain.ports import JobsPort, ProfilerPort
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.wire import codec
+from foretoken.wire.rights import Right
 from foretoken.wire.rpc import Pages, RpcTable, Unary, messages_of
 from foretoken.wire.rpcs import TABLES, JobRpcs, ProfilerRpcs, SimulatorRpcs
 from foretoken.wire.serving import register_service, take_page
@@ -30,12 +31,12 @@ def test_a_list_has_pages_where_its_messages_have(table: type[RpcTable]) -> None
 
 def test_a_line_of_another_name_is_refused() -> None:
     with pytest.raises(TypeError, match="fetch_job is of the method get_job"):
-        type("Misnamed", (RpcTable,), {"fetch_job": Unary(JobsPort.get_job)})
+        type("Misnamed", (RpcTable,), {"fetch_job": Unary(JobsPort.get_job, Right.READ)})
 
 
 def test_a_table_that_lacks_an_rpc_is_refused() -> None:
     class Lacking(JobRpcs, service=ProfilerRpcs.service):
-        list_local_devices = Unary(ProfilerPort.list_local_devices)
+        list_local_devices = Unary(ProfilerPort.list_local_devices, Right.READ)
 
     with pytest.raises(TypeError, match="differ in CreateClosure, CreateGraphProfile"):
         messages_of(Lacking)
@@ -46,7 +47,7 @@ def test_a_parameter_that_the_proto_lacks_is_refused() -> None:
         def get_job(self, job_id: str, verbose: bool) -> None: ...
 
     class Wrong(ProfilerRpcs, service=ProfilerRpcs.service):
-        get_job = Unary(Port.get_job)  # type: ignore[assignment]
+        get_job = Unary(Port.get_job, Right.READ)  # type: ignore[assignment]
 
     with pytest.raises(TypeError, match="GetJobRequest has no field verbose"):
         messages_of(Wrong)

@@ -37,6 +37,7 @@ from google.protobuf.message_factory import GetMessageClass
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.wire import codec
+from foretoken.wire.rights import Right
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,11 +56,12 @@ class Awaited:
 class Rpc(Generic[P, R]):
     """A method of a port that another process answers.
 
-    gRPC itself calls an `is_idempotent` one again where the service cannot be reached. A server
-    runs `budget` of its calls at once (0: as many as of any method).
+    Callers need a `right` to it. gRPC itself calls an `is_idempotent` one again where the service
+    cannot be reached. A server runs `budget` of its calls at once (0: as many as of any method).
     """
 
     method: Callable[Concatenate[Any, P], R]
+    right: Right
     _: KW_ONLY
     is_idempotent: bool = False
     budget: int = 0
@@ -256,7 +258,7 @@ class RpcMessages:
         self._signature = inspect.signature(line.method)
         self._names = tuple(self._signature.parameters)[1:]
         hints = typing.get_type_hints(line.method)
-        forms = line if isinstance(line, Unary) else Unary(line.method)
+        forms = line if isinstance(line, Unary) else Unary(line.method, line.right)
         if method.client_streaming:
             return
         self._arguments = _arguments(self._names, hints, method.input_type, forms)

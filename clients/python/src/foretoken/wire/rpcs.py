@@ -1,4 +1,4 @@
-"""The table of rpcs: a line each, of which clients, servicers, retries and budgets are made."""
+"""The table of rpcs: a line each, which makes clients, servicers, retries, budgets and rights."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from foretoken.domain.ports import (
     SimulatorPort,
 )
 from foretoken.wire import columns
+from foretoken.wire.rights import Right
 from foretoken.wire.rpc import (
     ByHand,
     Form,
@@ -35,109 +36,138 @@ _QUERY_PARTS = Parts(
 class JobRpcs(RpcTable):
     """Every service has these."""
 
-    get_job = Unary(JobsPort.get_job, is_idempotent=True)
-    list_jobs = Pages(JobsPort.list_jobs, key="job_id", is_idempotent=True)
-    watch_job = States(JobsPort.watch_job, budget=256)
-    cancel_job = Unary(JobsPort.cancel_job, is_idempotent=True)
+    get_job = Unary(JobsPort.get_job, Right.READ, is_idempotent=True)
+    list_jobs = Pages(JobsPort.list_jobs, Right.READ, key="job_id", is_idempotent=True)
+    watch_job = States(JobsPort.watch_job, Right.READ, budget=256)
+    cancel_job = Unary(JobsPort.cancel_job, Right.CANCEL, is_idempotent=True)
 
 
 class CatalogRpcs(JobRpcs, service="foretoken.api.catalog.v1.CatalogService"):
     """Of `CatalogAdminPort`."""
 
-    record: Any = ByHand(CatalogAdminPort.record, budget=64)
-    read_measurements = Table(CatalogAdminPort.read_measurements, is_idempotent=True)
-    query_sql = Table(CatalogAdminPort.query_sql, is_idempotent=True)
-    describe_coverage = Unary(CatalogAdminPort.describe_coverage, is_idempotent=True)
-    list_runs = Pages(CatalogAdminPort.list_runs, key="run.run_id", is_idempotent=True)
-    list_devices = Pages(CatalogAdminPort.list_devices, key="name", is_idempotent=True)
-    list_models = Pages(CatalogAdminPort.list_models, key="name", is_idempotent=True)
-    describe_snapshot = Unary(CatalogAdminPort.describe_snapshot, is_idempotent=True, is_long=True)
-    create_snapshot = Unary(CatalogAdminPort.create_snapshot, is_idempotent=True, is_long=True)
-    list_snapshots = Pages(CatalogAdminPort.list_snapshots, key="content_hash", is_idempotent=True)
-    diff_snapshots = Unary(CatalogAdminPort.diff_snapshots, is_idempotent=True, is_long=True)
-    release_snapshot = Unary(CatalogAdminPort.release_snapshot, is_idempotent=True)
-    delete_snapshot = Unary(CatalogAdminPort.delete_snapshot)
-    store_artifact: Any = ByHand(CatalogAdminPort.store_artifact)
-    read_artifact = Stream(CatalogAdminPort.read_artifact, is_idempotent=True)
-    list_artifacts = Pages(CatalogAdminPort.list_artifacts, key="name", is_idempotent=True)
-    activate_artifact = Unary(CatalogAdminPort.activate_artifact, is_idempotent=True)
-    delete_artifact = Unary(CatalogAdminPort.delete_artifact)
-    create_check = Unary(CatalogAdminPort.create_check)
-    get_check_report = Unary(CatalogAdminPort.get_check_report, is_idempotent=True)
-    backup = Stream(CatalogAdminPort.backup)
-    prune = Unary(CatalogAdminPort.prune, is_long=True)
-    compact = Unary(CatalogAdminPort.compact, is_long=True)
+    record: Any = ByHand(CatalogAdminPort.record, Right.RECORD, budget=64)
+    read_measurements = Table(CatalogAdminPort.read_measurements, Right.READ, is_idempotent=True)
+    query_sql = Table(CatalogAdminPort.query_sql, Right.SQL, is_idempotent=True)
+    describe_coverage = Unary(CatalogAdminPort.describe_coverage, Right.READ, is_idempotent=True)
+    list_runs = Pages(CatalogAdminPort.list_runs, Right.READ, key="run.run_id", is_idempotent=True)
+    list_devices = Pages(CatalogAdminPort.list_devices, Right.READ, key="name", is_idempotent=True)
+    list_models = Pages(CatalogAdminPort.list_models, Right.READ, key="name", is_idempotent=True)
+    describe_snapshot = Unary(
+        CatalogAdminPort.describe_snapshot, Right.READ, is_idempotent=True, is_long=True
+    )
+    create_snapshot = Unary(
+        CatalogAdminPort.create_snapshot, Right.PLAN, is_idempotent=True, is_long=True
+    )
+    list_snapshots = Pages(
+        CatalogAdminPort.list_snapshots, Right.READ, key="content_hash", is_idempotent=True
+    )
+    diff_snapshots = Unary(
+        CatalogAdminPort.diff_snapshots, Right.READ, is_idempotent=True, is_long=True
+    )
+    release_snapshot = Unary(CatalogAdminPort.release_snapshot, Right.DELETE, is_idempotent=True)
+    delete_snapshot = Unary(CatalogAdminPort.delete_snapshot, Right.DELETE)
+    store_artifact: Any = ByHand(CatalogAdminPort.store_artifact, Right.RECORD)
+    read_artifact = Stream(CatalogAdminPort.read_artifact, Right.READ, is_idempotent=True)
+    list_artifacts = Pages(
+        CatalogAdminPort.list_artifacts, Right.READ, key="name", is_idempotent=True
+    )
+    activate_artifact = Unary(
+        CatalogAdminPort.activate_artifact, Right.ACTIVATE, is_idempotent=True
+    )
+    delete_artifact = Unary(CatalogAdminPort.delete_artifact, Right.DELETE)
+    create_check = Unary(CatalogAdminPort.create_check, Right.PLAN)
+    get_check_report = Unary(CatalogAdminPort.get_check_report, Right.READ, is_idempotent=True)
+    backup = Stream(CatalogAdminPort.backup, Right.BACKUP)
+    prune = Unary(CatalogAdminPort.prune, Right.ADMIN, is_long=True)
+    compact = Unary(CatalogAdminPort.compact, Right.ADMIN, is_long=True)
 
 
 class ProfilerRpcs(JobRpcs, service="foretoken.api.profiler.v1.ProfilerService"):
     """Of `ProfilerPort`."""
 
-    list_local_devices = Unary(ProfilerPort.list_local_devices, is_idempotent=True)
-    outline_profile = Unary(ProfilerPort.outline_profile, field="profile", is_idempotent=True)
-    create_profile = Unary(ProfilerPort.create_profile, field="profile")
-    get_profile_report = Unary(ProfilerPort.get_profile_report, is_idempotent=True)
-    create_graph_profile = Unary(ProfilerPort.create_graph_profile)
-    get_graph_report = Unary(ProfilerPort.get_graph_report, is_idempotent=True)
-    create_closure = Unary(ProfilerPort.create_closure)
-    get_closure_report = Unary(ProfilerPort.get_closure_report, is_idempotent=True)
+    list_local_devices = Unary(ProfilerPort.list_local_devices, Right.READ, is_idempotent=True)
+    outline_profile = Unary(
+        ProfilerPort.outline_profile, Right.READ, field="profile", is_idempotent=True
+    )
+    create_profile = Unary(ProfilerPort.create_profile, Right.RECORD, field="profile")
+    get_profile_report = Unary(ProfilerPort.get_profile_report, Right.READ, is_idempotent=True)
+    create_graph_profile = Unary(ProfilerPort.create_graph_profile, Right.RECORD)
+    get_graph_report = Unary(ProfilerPort.get_graph_report, Right.READ, is_idempotent=True)
+    create_closure = Unary(ProfilerPort.create_closure, Right.RECORD)
+    get_closure_report = Unary(ProfilerPort.get_closure_report, Right.READ, is_idempotent=True)
 
 
 class PredictorRpcs(JobRpcs, service="foretoken.api.predictor.v1.PredictorService"):
     """Of `PredictorPort`."""
 
-    create_training = Unary(PredictorPort.create_training)
-    get_training_report = Unary(PredictorPort.get_training_report, is_idempotent=True)
+    create_training = Unary(PredictorPort.create_training, Right.PLAN)
+    get_training_report = Unary(PredictorPort.get_training_report, Right.READ, is_idempotent=True)
     predict = Unary(
-        PredictorPort.predict, request=_QUERY, reply=_REPLY, parts=_QUERY_PARTS, is_idempotent=True
+        PredictorPort.predict,
+        Right.READ,
+        request=_QUERY,
+        reply=_REPLY,
+        parts=_QUERY_PARTS,
+        is_idempotent=True,
     )
-    tabulate = Unary(PredictorPort.tabulate, reply=_SURFACE, is_idempotent=True)
-    explain = Unary(PredictorPort.explain, request=_QUERY, is_idempotent=True)
-    plan_profile = Unary(PredictorPort.plan_profile, is_idempotent=True)
-    list_models = Pages(PredictorPort.list_models, key="version", is_idempotent=True)
-    activate_model = Unary(PredictorPort.activate_model)
-    create_correction = Unary(PredictorPort.create_correction)
-    list_corrections = Pages(PredictorPort.list_corrections, key="name", is_idempotent=True)
+    tabulate = Unary(PredictorPort.tabulate, Right.READ, reply=_SURFACE, is_idempotent=True)
+    explain = Unary(PredictorPort.explain, Right.READ, request=_QUERY, is_idempotent=True)
+    plan_profile = Unary(PredictorPort.plan_profile, Right.READ, is_idempotent=True)
+    list_models = Pages(PredictorPort.list_models, Right.READ, key="version", is_idempotent=True)
+    activate_model = Unary(PredictorPort.activate_model, Right.ACTIVATE)
+    create_correction = Unary(PredictorPort.create_correction, Right.PLAN)
+    list_corrections = Pages(
+        PredictorPort.list_corrections, Right.READ, key="name", is_idempotent=True
+    )
 
 
 class SimulatorRpcs(JobRpcs, service="foretoken.api.simulator.v1.SimulatorService"):
     """Of `SimulatorPort`."""
 
-    create_serving_simulation = Unary(SimulatorPort.create_serving_simulation)
-    read_serving_table = Table(SimulatorPort.read_serving_table, is_idempotent=True)
+    create_serving_simulation = Unary(SimulatorPort.create_serving_simulation, Right.PLAN)
+    read_serving_table = Table(SimulatorPort.read_serving_table, Right.READ, is_idempotent=True)
     get_serving_report = Report(
         SimulatorPort.get_serving_report,
+        Right.READ,
         tables=read_serving_table,
         has_tables=lambda report: report.feasibility.is_feasible,
         is_idempotent=True,
     )
-    create_training_simulation = Unary(SimulatorPort.create_training_simulation)
-    read_training_table = Table(SimulatorPort.read_training_table, is_idempotent=True)
+    create_training_simulation = Unary(SimulatorPort.create_training_simulation, Right.PLAN)
+    read_training_table = Table(SimulatorPort.read_training_table, Right.READ, is_idempotent=True)
     get_training_report = Report(
         SimulatorPort.get_training_report,
+        Right.READ,
         tables=read_training_table,
         has_tables=lambda report: report.step_time_ms != 0,
         is_idempotent=True,
     )
-    create_capacity_search = Unary(SimulatorPort.create_capacity_search)
-    get_capacity_report = Unary(SimulatorPort.get_capacity_report, is_idempotent=True)
-    create_serving_search = Unary(SimulatorPort.create_serving_search)
-    read_serving_search_table = Table(SimulatorPort.read_serving_search_table, is_idempotent=True)
+    create_capacity_search = Unary(SimulatorPort.create_capacity_search, Right.PLAN)
+    get_capacity_report = Unary(SimulatorPort.get_capacity_report, Right.READ, is_idempotent=True)
+    create_serving_search = Unary(SimulatorPort.create_serving_search, Right.PLAN)
+    read_serving_search_table = Table(
+        SimulatorPort.read_serving_search_table, Right.READ, is_idempotent=True
+    )
     get_serving_search_report = Report(
         SimulatorPort.get_serving_search_report,
+        Right.READ,
         tables=read_serving_search_table,
         is_idempotent=True,
     )
-    watch_serving_search = Watch(SimulatorPort.watch_serving_search, budget=64)
-    plan_training_memory = Unary(SimulatorPort.plan_training_memory, is_idempotent=True)
-    plan_training_run = Unary(SimulatorPort.plan_training_run)
-    create_training_search = Unary(SimulatorPort.create_training_search)
-    read_training_search_table = Table(SimulatorPort.read_training_search_table, is_idempotent=True)
+    watch_serving_search = Watch(SimulatorPort.watch_serving_search, Right.READ, budget=64)
+    plan_training_memory = Unary(SimulatorPort.plan_training_memory, Right.READ, is_idempotent=True)
+    plan_training_run = Unary(SimulatorPort.plan_training_run, Right.PLAN)
+    create_training_search = Unary(SimulatorPort.create_training_search, Right.PLAN)
+    read_training_search_table = Table(
+        SimulatorPort.read_training_search_table, Right.READ, is_idempotent=True
+    )
     get_training_search_report = Report(
         SimulatorPort.get_training_search_report,
+        Right.READ,
         tables=read_training_search_table,
         is_idempotent=True,
     )
-    watch_training_search = Watch(SimulatorPort.watch_training_search, budget=64)
+    watch_training_search = Watch(SimulatorPort.watch_training_search, Right.READ, budget=64)
 
 
 TABLES: tuple[type[RpcTable], ...] = (CatalogRpcs, ProfilerRpcs, PredictorRpcs, SimulatorRpcs)

@@ -1,4 +1,4 @@
-"""Who may call a server, and how many calls of each method it takes at once.
+"""How many calls of each method a server takes at once.
 
 Every method has threads of its own: calls that hold theirs, however many, keep no other method from
 being answered, health least of all.
@@ -6,8 +6,6 @@ being answered, health least of all.
 
 from __future__ import annotations
 
-import hmac
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -15,27 +13,18 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from foretoken.app.access import Access
 from foretoken.app.call_guard import CallGuard, Patience, TimeLimits
 from foretoken.app.config import ServerConfig
 from foretoken.app.request_metrics import RequestMetrics
 from foretoken.domain.errors import (
     InvalidRequestError,
     ServerBusyError,
-    UnauthenticatedError,
     find_near,
 )
-from foretoken.wire.credential_files import CredentialFiles
 from foretoken.wire.errors import error_to_status
 from foretoken.wire.rpcs import TABLES
 
-_AnyHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
-
-_log = logging.getLogger(__name__)
-
-_TOKEN_FILE = "server.token_file"  # noqa: S105 - the name of a setting
-_SCHEME = "Bearer "
-# Probes and balancers ask for it, and they have no token.
-_OPEN_SERVICE = "/grpc.health.v1.Health/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # By method: those of our services are in their tables, and health is asked by every client that
@@ -45,66 +34,6 @@ _BUDGETS: Mapping[str, int] = {
     "Watch": 64,
     **{line.rpc_name: line.budget for table in TABLES for line in table.lines().values()},
 }
-
-
-class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls without the token, all but those for the server's health."""
-
-    def __init__(self, path: str) -> None:
-        """Read the token from a file; it is read again when it changes.
-
-        Raises:
-            InvalidRequestError: the file cannot be read, is empty or is no text.
-
-        """
-        self._files = CredentialFiles({_TOKEN_FILE: path})
-        self._token = self._read()
-
-    def _read(self) -> bytes:
-        """Return the token; space around it does not count."""
-        token = self._files.read()[_TOKEN_FILE].strip()
-        if not token:
-            raise InvalidRequestError.of_field(_TOKEN_FILE, "the file is empty")
-        return token
-
-    def _renew(self) -> None:
-        if self._files.has_changed():
-            try:
-                self._token = self._read()
-            except InvalidRequestError as err:
-                _log.warning("the token stays as it was: %s", err.message)
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], _AnyHandler],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> _AnyHandler:
-        """Pass the call on, or answer it with UNAUTHENTICATED."""
-        handler = continuation(handler_call_details)
-        is_open = handler_call_details.method.startswith(_OPEN_SERVICE)
-        # A method that does not exist stays so: an answer of ours would make it one, and every name
-        # that anybody makes up a series of the metrics.
-        if handler is None or is_open or self._is_known(handler_call_details):
-            return handler
-        # On the wire a single message is a stream of one, so this refuses every kind of call.
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-
-    def _is_known(self, details: grpc.HandlerCallDetails) -> bool:
-        shown = dict(details.invocation_metadata or ()).get("authorization", "")
-        text = shown if isinstance(shown, str) else shown.decode("utf-8", errors="replace")
-        is_bearer = text.startswith(_SCHEME)
-        token = text.removeprefix(_SCHEME).encode()
-        self._renew()
-        # In constant time, so that answers do not tell how much of a guess was right.
-        return hmac.compare_digest(token, self._token) and is_bearer
-
-
-def _refuse(_requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-    error = UnauthenticatedError(
-        "this service wants a token: name the file that holds it in client.token_file"
-    )
-    context.abort_with_status(error_to_status(error))
-    yield
 
 
 class Lane:
@@ -228,7 +157,9 @@ def _run_in(pool: Executor, handler: Handler) -> Handler:
     )
 
 
-def build_admission(config: ServerConfig, limits: TimeLimits, metrics: RequestMetrics) -> Admission:
+def build_admission(
+    config: ServerConfig, access: Access, limits: TimeLimits, metrics: RequestMetrics
+) -> Admission:
     """Return the admission that a server's configuration describes.
 
     Raises:
@@ -249,5 +180,5 @@ def build_admission(config: ServerConfig, limits: TimeLimits, metrics: RequestMe
         return Lane(method, budget, 0 if holds_thread else config.max_queued_calls)
 
     patience = Patience(first_message_s=config.first_message_s, idle_s=config.stream_idle_s)
-    guard = CallGuard(patience, limits, metrics.count_undecodable)
+    guard = CallGuard(patience, limits, access.admit, metrics.count_undecodable)
     return Admission(guard, new_lane, config.retry_after_s, metrics.count_refused)

@@ -21,6 +21,9 @@ from foretoken.wire.errors import error_to_status
 _TICK_S = 0.5
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
+# Lets a call of a method run, or raises.
+Admit: TypeAlias = Callable[[str, grpc.ServicerContext], AbstractContextManager[None]]
+
 _END = object()
 
 
@@ -154,9 +157,14 @@ class CallGuard:
     """Makes guarded handlers of handlers."""
 
     def __init__(
-        self, patience: Patience, limits: TimeLimits, count_undecodable: Callable[[str], None]
+        self,
+        patience: Patience,
+        limits: TimeLimits,
+        admit: Admit,
+        count_undecodable: Callable[[str], None],
     ) -> None:
-        """Keep what counts the messages of a method that cannot be decoded."""
+        """Keep who lets calls run, and what counts the messages that cannot be decoded."""
+        self.admit = admit
         self._patience = patience
         self._limits = limits
         self._count_undecodable = count_undecodable
@@ -250,7 +258,10 @@ class _Call:
 
     def answer(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
         try:
-            with self._guard.open_requests(self, messages, context) as requests:
+            with (
+                self._guard.admit(self.method, context),
+                self._guard.open_requests(self, messages, context) as requests,
+            ):
                 return self.behaviour(requests, context)
         except ForetokenError as err:
             context.abort_with_status(error_to_status(err))
@@ -263,6 +274,7 @@ class _Call:
         watched = _WatchedContext(context)
         try:
             with (
+                self._guard.admit(self.method, context),
                 self._guard.open_requests(self, messages, context) as requests,
                 closing(self.behaviour(requests, watched)) as responses,
             ):
@@ -277,7 +289,10 @@ class _Call:
     ) -> None:
         """Answer as health's `Watch` does, which gives the thread back and is called later."""
         try:
-            with self._guard.open_requests(self, messages, context) as request:
+            with (
+                self._guard.admit(self.method, context),
+                self._guard.open_requests(self, messages, context) as request,
+            ):
                 self.behaviour(request, context, send)
         except ForetokenError as err:
             context.abort_with_status(error_to_status(err))

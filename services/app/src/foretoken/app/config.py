@@ -50,8 +50,11 @@ class ServerConfig:
 
     On SIGTERM health turns NOT_SERVING, `drain_s` pass, then running calls get `grace_s`.
     TLS is on when certificate and key files are given; with `tls_client_ca_file` clients must
-    show a certificate. With `token_file` calls must carry the token in that file, except those
-    for health.
+    show a certificate. With `token_file` calls must carry a token of that file, except those for
+    health; a line of it is a token, or a name and a token. `callers` are roles and rights by the
+    SPIFFE id or common name of a certificate, the name of a token, `anonymous`, or `*` for who has
+    a name that is not there. Without any, who has a name may do everything, who has none may read,
+    and on a loopback address do everything.
 
     Of each method `max_workers` calls run at once, or what `budgets` says of it (`Record: 64`), and
     `max_queued_calls` wait; of methods that hold their thread for minutes, which are `Record`,
@@ -79,6 +82,7 @@ class ServerConfig:
     tls_key_file: str = ""
     tls_client_ca_file: str = ""
     token_file: str = ""
+    callers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the ports, the limits, and that TLS is whole or off: half would be in the clear."""

@@ -18,7 +18,8 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, start_http_server
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from foretoken.app.admission import TokenCheck, build_admission
+from foretoken.app.access import Access, TokenCheck, Tokens
+from foretoken.app.admission import build_admission
 from foretoken.app.call_guard import TimeLimits
 from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
@@ -128,7 +129,8 @@ def new_server(
     What is to be closed behind it is added to `closing`.
 
     Raises:
-        InvalidRequestError: the file of the token cannot be read, or a budget is of no method.
+        InvalidRequestError: the file of the token cannot be read, a budget is of no method, or a
+            caller has a role that there is not.
 
     """
     metrics = RequestMetrics(registry)
@@ -136,11 +138,12 @@ def new_server(
     limits = TimeLimits()
     limits.open()
     closing.callback(limits.close)
-    admission = build_admission(config, limits, metrics)
+    tokens = Tokens(config.token_file) if config.token_file else None
+    admission = build_admission(config, Access.of(config, tokens), limits, metrics)
     closing.callback(admission.close)
     interceptors: list[grpc.ServerInterceptor] = [metrics]  # type: ignore[type-arg]
-    if config.token_file:
-        interceptors.append(TokenCheck(config.token_file))
+    if tokens is not None:
+        interceptors.append(TokenCheck(tokens))
     interceptors.append(admission)
     return grpc.server(
         # For what is refused without a token; what is admitted has threads of its own.
