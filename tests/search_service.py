@@ -12,10 +12,10 @@ from typing import Any
 import search_tasks
 
 from foretoken.domain.requests.search import Finalist
+from foretoken.jobs.executor import Executor
+from foretoken.jobs.executors.local import LocalExecutor
 from foretoken.jobs.runner import JobProgress, JobRunner, Work
 from foretoken.simulator.search.context import JobContext
-from foretoken.simulator.search.executor import Executor
-from foretoken.simulator.search.executors.local import LocalExecutor
 
 KIND = "search"
 # So many that it is killed long before the last, on a busy machine too.

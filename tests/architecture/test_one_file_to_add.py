@@ -72,7 +72,7 @@ _OPTION_PROTO = """
 """
 _EXECUTOR = """
     if ray_address == "newcomer":
-        from foretoken.simulator.search.executors.newcomer import InlineExecutor
+        from foretoken.jobs.executors.newcomer import InlineExecutor
 
         return InlineExecutor()
 """
@@ -263,9 +263,9 @@ _ADDITIONS = {
         program=f"print(foretoken('profile', '--help'))\n{_train('newcomer=5')}",
     ),
     "place to run searches": Addition(
-        files={"simulator/search/executors/newcomer.py": ("inline", "")},
-        lines=(("simulator/search/executors/choice.py", _EXECUTOR, "    if not ray_address:"),),
-        program="print(resolve('simulator.search.executors.choice:open_executor')('newcomer'))",
+        files={"jobs/executors/newcomer.py": ("inline", "")},
+        lines=(("jobs/executors/choice.py", _EXECUTOR, "    if not ray_address:"),),
+        program="print(resolve('jobs.executors.choice:open_executor')('newcomer'))",
     ),
     "rpc": Addition(
         lines=(

@@ -35,10 +35,10 @@ from foretoken.domain.requests.search import (
     ServingTargets,
 )
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.jobs.executor import Executor, R, S, T, keep_going
+from foretoken.jobs.executors.inline import InlineExecutor
+from foretoken.jobs.executors.local import LocalExecutor
 from foretoken.simulator.search.context import InlineContext
-from foretoken.simulator.search.executor import Executor, R, S, T, keep_going
-from foretoken.simulator.search.executors.inline import InlineExecutor
-from foretoken.simulator.search.executors.local import LocalExecutor
 from foretoken.simulator.search.journal import fingerprint
 from foretoken.simulator.search.serving.search import ServingSearch
 from foretoken.simulator.serving.compilation import compile_engines

@@ -26,10 +26,11 @@ from foretoken.domain.measurements.measurement import MeasurementBatch, Run, Run
 from foretoken.domain.models.load import load_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.jobs.executor import WorkerCounts
 from foretoken.predictor.drift import DriftEntry, DriftReport
 from foretoken.predictor.statistics import PredictionStatistics
 from foretoken.simulator.service import SimulatorService
-from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+from foretoken.simulator.statistics import SimulatorStatistics
 from foretoken.wire.arrow import read_table, rows_to_table
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from capacity_fakes import drawn_scenario, limits, load_of
 
+from foretoken.jobs.executor import Executor, R, S, T, keep_going
+from foretoken.jobs.executors.inline import InlineExecutor
+from foretoken.jobs.executors.local import LocalExecutor
 from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.search.capacity.bracket import fit_curve
 from foretoken.simulator.search.capacity.load_search import (
@@ -17,9 +20,6 @@ from foretoken.simulator.search.capacity.load_search import (
 )
 from foretoken.simulator.search.capacity.probe import resample_loads
 from foretoken.simulator.search.context import InlineContext, JobContext
-from foretoken.simulator.search.executor import Executor, R, S, T, keep_going
-from foretoken.simulator.search.executors.inline import InlineExecutor
-from foretoken.simulator.search.executors.local import LocalExecutor
 from foretoken.simulator.statistics import SimulatorStatistics
 
 _TARGETS = limits(("e2e_latency_ms", 90, 400.0))

@@ -21,10 +21,10 @@ from foretoken.domain.errors import (
     InvalidRequestError,
     ServiceUnavailableError,
 )
+from foretoken.jobs.executors.inline import InlineExecutor
+from foretoken.jobs.executors.local import LocalExecutor
+from foretoken.jobs.executors.observed import ObservedExecutor
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.search.executors.inline import InlineExecutor
-from foretoken.simulator.search.executors.local import LocalExecutor
-from foretoken.simulator.search.executors.observed import ObservedExecutor
 from foretoken.simulator.statistics import SimulatorStatistics
 
 
@@ -58,8 +58,8 @@ def test_what_workers_spend_is_counted_and_what_this_process_spends_is_not(
 ) -> None:
     """Both workers did some, and their start is in it, so it is more than the tasks' alone."""
     spent = [0.05] * 4
-    here = ObservedExecutor(InlineExecutor(), SimulatorStatistics())
-    there = ObservedExecutor(executor, SimulatorStatistics())
+    here = ObservedExecutor(InlineExecutor(), SimulatorStatistics().observe_search_task)
+    there = ObservedExecutor(executor, SimulatorStatistics().observe_search_task)
     for observed in (here, there):
         assert spent == [cpu_s for _, cpu_s in observed.run(search_tasks.spend, spent, None)]
     assert 0.0 == here.worker_cpu_s
@@ -189,7 +189,7 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = textwrap.dedent(
         """
         import search_tasks, sys, time
-        from foretoken.simulator.search.executors.local import LocalExecutor
+        from foretoken.jobs.executors.local import LocalExecutor
         executor = LocalExecutor(2)
         list(executor.run(search_tasks.meet, range(2), sys.argv[1]))
         print(*executor.worker_pids, flush=True)

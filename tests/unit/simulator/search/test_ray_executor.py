@@ -14,10 +14,10 @@ import search_tasks
 from search_simulations import Load, simulate
 
 from foretoken.domain.errors import InvalidRequestError, ServiceUnavailableError
+from foretoken.jobs.executor import Executor
+from foretoken.jobs.executors.choice import open_executor
+from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.search.executor import Executor
-from foretoken.simulator.search.executors.choice import open_executor
-from foretoken.simulator.search.executors.inline import InlineExecutor
 
 ray = pytest.importorskip("ray", reason="the extra `search` is not installed")
 cluster_utils = pytest.importorskip("ray.cluster_utils")

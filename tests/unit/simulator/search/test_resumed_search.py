@@ -15,9 +15,9 @@ from search_service import NUM_ITEMS, Answer, Question, SearchService
 from foretoken.domain import schema
 from foretoken.domain.job import JobState
 from foretoken.domain.requests.search import Finalist
+from foretoken.jobs.executors.inline import InlineExecutor
+from foretoken.jobs.executors.local import LocalExecutor
 from foretoken.simulator.search.context import FINALISTS
-from foretoken.simulator.search.executors.inline import InlineExecutor
-from foretoken.simulator.search.executors.local import LocalExecutor
 from foretoken.simulator.search.journal import Journal
 
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError, StorageFullError
+from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.simulator.cost.tables import flat_tables
-from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.search.journal import Journal, fingerprint, run_journaled
 
 

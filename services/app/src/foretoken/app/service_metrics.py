@@ -19,12 +19,13 @@ from foretoken.domain.job import Job, JobState
 
 if TYPE_CHECKING:
     from foretoken.catalog.service import CatalogService
+    from foretoken.jobs.executor import WorkerCounts
     from foretoken.predictor.drift import DriftWatch
     from foretoken.predictor.statistics import (
         PredictionStatistics,
         StatisticsSnapshot,
     )
-    from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+    from foretoken.simulator.statistics import SimulatorStatistics
 
 _CATALOG = "foretoken_catalog"
 _PREDICTOR = "foretoken_predictor"

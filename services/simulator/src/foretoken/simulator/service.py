@@ -36,6 +36,7 @@ from foretoken.domain.requests.training_search import (
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import TRAINING_RUN_KIND, AnyReport
 from foretoken.domain.results.training_report import TRAINING_TABLES, TrainingReport
+from foretoken.jobs.executor import WorkerCounts
 from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.jobs.service import RunsJobs
 from foretoken.simulator.config import SimulatorConfig
@@ -51,7 +52,7 @@ from foretoken.simulator.search.jobs import (
 from foretoken.simulator.serving.compilation import load_engines
 from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.simulation import SERVING_TABLES, simulate_serving
-from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+from foretoken.simulator.statistics import SimulatorStatistics
 from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.simulator.training.memory_plan import plan_memory
 from foretoken.simulator.training.run.plan import plan_training_run

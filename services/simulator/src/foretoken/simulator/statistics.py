@@ -18,14 +18,6 @@ class Durations:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerCounts:
-    """Workers of searches that are there now, and how many were started for one that died."""
-
-    num_alive: int = 0
-    num_restarts: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatorSnapshot:
     """The counts at one moment.
 

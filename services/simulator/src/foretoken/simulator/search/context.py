@@ -9,10 +9,10 @@ from typing import Protocol, Self
 from foretoken.domain import schema
 from foretoken.domain.requests.search import Finalist
 from foretoken.domain.requests.training_search import StrategyFinalist
+from foretoken.jobs.executor import Executor, R, S, T
+from foretoken.jobs.executors.inline import InlineExecutor
+from foretoken.jobs.executors.observed import ObservedExecutor
 from foretoken.jobs.runner import JobProgress
-from foretoken.simulator.search.executor import Executor, R, S, T
-from foretoken.simulator.search.executors.inline import InlineExecutor
-from foretoken.simulator.search.executors.observed import ObservedExecutor
 from foretoken.simulator.search.journal import Journal, run_journaled
 from foretoken.simulator.statistics import SimulatorStatistics
 
@@ -77,7 +77,7 @@ class JobContext:
     ) -> None:
         """Take workers, a job, and what counts what they do."""
         self._statistics = statistics or SimulatorStatistics()
-        self._executor = ObservedExecutor(executor, self._statistics)
+        self._executor = ObservedExecutor(executor, self._statistics.observe_search_task)
         self._progress = progress
         self._journal = Journal(progress.kept_path(_JOURNAL))
         self._closing = ExitStack()
@@ -137,7 +137,9 @@ class InlineContext:
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self._executor = ObservedExecutor(executor or InlineExecutor(), SimulatorStatistics())
+        self._executor = ObservedExecutor(
+            executor or InlineExecutor(), SimulatorStatistics().observe_search_task
+        )
         self.finalists: list[Found] = []
         self.progress: list[tuple[float, str]] = []
 

@@ -26,6 +26,8 @@ from foretoken.domain.requests.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.jobs.executor import Executor, WorkerCounts
+from foretoken.jobs.executors.choice import open_executor
 from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
 from foretoken.simulator.cluster.routing import find_router
 from foretoken.simulator.config import SimulatorConfig
@@ -33,15 +35,13 @@ from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_tr
 from foretoken.simulator.results import attach_tables, fill_tables, open_table
 from foretoken.simulator.search.capacity.find import find_capacity
 from foretoken.simulator.search.context import FINALISTS, JobContext
-from foretoken.simulator.search.executor import Executor
-from foretoken.simulator.search.executors.choice import open_executor
 from foretoken.simulator.search.serving.search import ServingSearch, count_points
 from foretoken.simulator.search.training.search import count_points as count_strategies
 from foretoken.simulator.search.training.search import search_training
 from foretoken.simulator.serving.compilation import compile_engines, must_compile_any
 from foretoken.simulator.serving.scenario_check import check_scenario
 from foretoken.simulator.serving.simulation import FetchSurfaces
-from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+from foretoken.simulator.statistics import SimulatorStatistics
 from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.wire.result_file import take_tables
 
@@ -254,7 +254,9 @@ class SearchJobs:
         with self._lock:
             if self._executor is None:
                 self._executor = open_executor(
-                    self._config.ray_address, self._config.num_search_workers
+                    self._config.ray_address,
+                    self._config.num_search_workers,
+                    field="simulator.ray_address",
                 )
             return self._executor
 

@@ -21,7 +21,7 @@ import numpy as np
 import foretoken.domain
 import foretoken.simulator
 from foretoken.domain.errors import StorageFullError
-from foretoken.simulator.search.executor import Executor, R, S, T, keep_going
+from foretoken.jobs.executor import Executor, R, S, T, keep_going
 
 # Code, and data that is looked up by name: devices, models, profiles.
 _SOURCES = ("**/*.py", "**/*.yaml", "**/*.json")

@@ -8,6 +8,8 @@ import numpy as np
 
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
+from foretoken.jobs.executor import CHECK_PERIOD_S
+from foretoken.jobs.executors.local import LocalExecutor
 from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.cost.tables import CostTables, flat_tables
 from foretoken.simulator.engine.choice import find_scheduler, list_schedulers
@@ -15,8 +17,6 @@ from foretoken.simulator.engine.kernel import run_slice
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.engine.simulation import is_ready, run_engines
 from foretoken.simulator.jit import can_keep
-from foretoken.simulator.search.executor import CHECK_PERIOD_S
-from foretoken.simulator.search.executors.local import LocalExecutor
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.workload.request_plan import plan_requests
 

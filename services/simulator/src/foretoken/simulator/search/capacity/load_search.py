@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from foretoken.domain.requests.search import CapacityProbe
+from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface
 from foretoken.simulator.search.capacity.bracket import (
     Bracket,
@@ -26,7 +27,6 @@ from foretoken.simulator.search.capacity.bracket import (
 )
 from foretoken.simulator.search.capacity.probe import Load, Probe, Resamples, run_probe
 from foretoken.simulator.search.context import SearchContext
-from foretoken.simulator.search.executors.inline import InlineExecutor
 from foretoken.simulator.serving.metrics import is_completed
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord
 from foretoken.simulator.serving.simulation import FetchSurfaces

@@ -1,10 +1,9 @@
-"""Where the runs of a search are done: the contract of `executors/`."""
+"""Where the tasks of long work are done: the contract of `executors/`."""
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
-
-from foretoken.simulator.statistics import WorkerCounts
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -15,6 +14,14 @@ R = TypeVar("R")
 MAX_ATTEMPTS = 3
 # How often a run that waits for results looks whether it is still wanted.
 CHECK_PERIOD_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerCounts:
+    """Workers that are there now, and how many were started for one that died."""
+
+    num_alive: int = 0
+    num_restarts: int = 0
 
 
 def keep_going() -> None:
@@ -47,7 +54,7 @@ def pack_function(function: Callable[[T, S], R], shared: S) -> bytes:
 
 
 class Executor(Protocol):
-    """Runs tasks in other processes; several searches may share one and get equal turns."""
+    """Runs tasks in other processes; several runs may share one and get equal turns."""
 
     @property
     def num_workers(self) -> int:

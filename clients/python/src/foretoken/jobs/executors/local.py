@@ -1,4 +1,4 @@
-"""Run the tasks of searches in processes of this machine."""
+"""Run tasks in processes of this machine."""
 
 import logging
 import math
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Self, cast
 
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.simulator.search.executor import (
+from foretoken.jobs.executor import (
     CHECK_PERIOD_S,
     MAX_ATTEMPTS,
     R,
     S,
     T,
+    WorkerCounts,
     keep_going,
     pack_function,
 )
-from foretoken.simulator.search.executors.outcome import Outcome
-from foretoken.simulator.search.executors.worker import FORGET, START, TASK
-from foretoken.simulator.statistics import WorkerCounts
+from foretoken.jobs.executors.outcome import Outcome
+from foretoken.jobs.executors.worker import FORGET, START, TASK
 
 _QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 
@@ -78,7 +78,7 @@ class WorkerProcess:
 
         """
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109
-        command = [sys.executable, "-m", "foretoken.simulator.search.executors.worker"]
+        command = [sys.executable, "-m", "foretoken.jobs.executors.worker"]
         try:
             process = subprocess.Popen(  # noqa: S603 - our own program
                 command,
@@ -348,4 +348,4 @@ class LocalExecutor:
 
 
 def _closed() -> ServiceUnavailableError:
-    return ServiceUnavailableError("the search's workers have been stopped: the service is ending")
+    return ServiceUnavailableError("the workers have been stopped: the service is ending")

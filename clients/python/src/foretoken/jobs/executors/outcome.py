@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
             return pickle.loads(self.content)  # noqa: S301 - our own worker's
         error, trace = pickle.loads(self.content)  # noqa: S301
         if not isinstance(error, ForetokenError):
-            error.add_note(f"in a worker of the search:\n{trace}")
+            error.add_note(f"in a worker:\n{trace}")
         raise error
 
 

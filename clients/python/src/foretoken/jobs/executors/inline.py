@@ -1,13 +1,12 @@
-"""Run the tasks of a search in the caller's thread."""
+"""Run tasks in the caller's thread."""
 
 from collections.abc import Callable, Iterator, Sequence
 
-from foretoken.simulator.search.executor import R, S, T, keep_going
-from foretoken.simulator.statistics import WorkerCounts
+from foretoken.jobs.executor import R, S, T, WorkerCounts, keep_going
 
 
 class InlineExecutor:
-    """Implements `Executor` without other processes: for tests and tiny searches."""
+    """Implements `Executor` without other processes: for tests and little work."""
 
     @property
     def num_workers(self) -> int:

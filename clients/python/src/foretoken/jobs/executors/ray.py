@@ -1,4 +1,4 @@
-"""Run the tasks of searches on a Ray cluster (extra `search`).
+"""Run tasks on a Ray cluster (extra `search`).
 
 Machines of the cluster have the same Foretoken installed. Ray starts a task again whose worker or
 node died, and keeps what a run shares once per node.
@@ -18,17 +18,17 @@ import ray
 from ray import exceptions
 
 from foretoken.domain.errors import ServiceUnavailableError
-from foretoken.simulator.search.executor import (
+from foretoken.jobs.executor import (
     CHECK_PERIOD_S,
     MAX_ATTEMPTS,
     R,
     S,
     T,
+    WorkerCounts,
     keep_going,
     pack_function,
 )
-from foretoken.simulator.search.executors.outcome import Outcome, attempt
-from foretoken.simulator.statistics import WorkerCounts
+from foretoken.jobs.executors.outcome import Outcome, attempt
 
 # Tasks that wait at the cluster for each core, so that none is idle while an answer travels.
 _TASKS_PER_CORE = 2
@@ -159,7 +159,7 @@ def _work(name: str, kept: list[Any], item: bytes) -> Outcome:
 
     def task() -> object:
         if name not in _kept:
-            _kept[name] = pickle.loads(ray.get(kept[0]))  # noqa: S301 - the search's own
+            _kept[name] = pickle.loads(ray.get(kept[0]))  # noqa: S301 - the run's own
         _kept.move_to_end(name)
         while len(_kept) > _MAX_KEPT_RUNS:
             _kept.popitem(last=False)
@@ -194,12 +194,12 @@ def _check_reachable(address: str) -> None:
 def _away(address: str, why: str) -> ServiceUnavailableError:
     return ServiceUnavailableError(
         f"the Ray cluster at {address} does not answer ({_first_line(why)}): check ray_address, or"
-        " leave it empty to search with processes of this machine"
+        " leave it empty for processes of this machine"
     )
 
 
 def _closed() -> ServiceUnavailableError:
-    return ServiceUnavailableError("the search has left its Ray cluster: the service is ending")
+    return ServiceUnavailableError("this process has left its Ray cluster: the service is ending")
 
 
 def _first_line(text: str) -> str:

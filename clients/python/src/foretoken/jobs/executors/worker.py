@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import IO, Any
 
-from foretoken.simulator.search.executors.outcome import attempt
+from foretoken.jobs.executors.outcome import attempt
 
 # What the parent says: ("start", run, pickled function and shared), ("task", run, pickled item) and
 # ("forget", run). A task is answered by an Outcome.

@@ -5,8 +5,15 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, NamedTuple
 
-from foretoken.simulator.search.executor import Executor, R, S, T, check_importable, keep_going
-from foretoken.simulator.statistics import SimulatorStatistics, WorkerCounts
+from foretoken.jobs.executor import (
+    Executor,
+    R,
+    S,
+    T,
+    WorkerCounts,
+    check_importable,
+    keep_going,
+)
 
 # Another one in every process, on whatever machine.
 _PROCESS = uuid.uuid4().int
@@ -15,12 +22,13 @@ _PROCESS = uuid.uuid4().int
 class ObservedExecutor:
     """Implements `Executor` by another one, whose tasks are counted when they are done.
 
-    `worker_cpu_s` is the CPU time that other processes have spent for them.
+    `observe` is called with the seconds of each, if given. `worker_cpu_s` is the CPU time that
+    other processes have spent for them.
     """
 
-    def __init__(self, executor: Executor, statistics: SimulatorStatistics) -> None:
+    def __init__(self, executor: Executor, observe: Callable[[float], None] | None = None) -> None:
         self._executor = executor
-        self._statistics = statistics
+        self._observe = observe
         self.worker_cpu_s = 0.0
 
     @property
@@ -43,7 +51,8 @@ class ObservedExecutor:
         """Yield the index and result of every item as it is done; as `Executor.run`."""
         check_importable(function)
         for index, timed in self._executor.run(_time, items, (function, shared), check):
-            self._statistics.observe_search_task(timed.elapsed_s)
+            if self._observe is not None:
+                self._observe(timed.elapsed_s)
             # That of tasks in this process is in its own.
             if timed.process != _PROCESS:
                 self.worker_cpu_s += timed.cpu_s
