@@ -137,7 +137,9 @@ def dims_to_columns(table: pa.Table, names: Iterable[str]) -> dict[str, npt.NDAr
     dims = table.column("dims").combine_chunks()
     if isinstance(dims, pa.ChunkedArray):
         dims = pa.concat_arrays(dims.chunks)
-    keys = np.asarray(dims.keys.to_numpy(zero_copy_only=False))
+    encoded = dims.keys.dictionary_encode()
+    keys = np.asarray(encoded.indices.to_numpy(zero_copy_only=False))
+    codes = {name: code for code, name in enumerate(encoded.dictionary.to_pylist())}
     items = np.asarray(dims.items.to_numpy(zero_copy_only=False))
     if len(keys) != table.num_rows * len(wanted):
         raise InvalidRequestError(f"rows do not all have the dimensions {wanted}")
@@ -145,7 +147,7 @@ def dims_to_columns(table: pa.Table, names: Iterable[str]) -> dict[str, npt.NDAr
     items = items.reshape(table.num_rows, len(wanted))
     columns: dict[str, npt.NDArray[np.int64]] = {}
     for name in wanted:
-        is_here = keys == name
+        is_here = keys == codes.get(name, -1)
         if not (is_here.sum(axis=1) == 1).all():
             raise InvalidRequestError(f"rows do not all have the dimension {name!r}")
         columns[name] = items[is_here].astype(np.int64)

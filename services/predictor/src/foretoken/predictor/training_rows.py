@@ -20,7 +20,7 @@ from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.domain.operators.spec.operator import OperatorSpec, all_operators, find_operator
 from foretoken.domain.operators.spec.overlap import is_of_overlap
 from foretoken.predictor.features import Design, Matrix, build_axes, build_design
-from foretoken.predictor.roofline import Columns, FloatColumn, Target
+from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
 from foretoken.wire.arrow import dims_to_columns, read_table
 
 _log = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ _log = logging.getLogger(__name__)
 _GROUP_COLUMNS = ("operator", "device", "topology", "dtype", "phase", "framework", "variant")
 # Bits of the mantissa of a latency in single precision that say nothing: 14 of 23 are kept.
 _DROPPED_BITS = 9
+# The largest number that a row's dimensions are packed into.
+_MAX_CODE = 2**63 - 1
 # A kernel that was measured at fewer points of a series is not asked for by name.
 _MIN_KERNEL_POINTS = 8
 
@@ -189,23 +191,19 @@ def unite_series(key: SeriesKey, members: Iterable[Series]) -> Series:
     frameworks, nobody measured. How far the others are from it is part of the noise.
     """
     ranked = sorted(members, key=lambda item: (-len(item.points), item.key.framework))
-    points, first, place = np.unique(
-        np.concatenate([item.points for item in ranked]),
-        axis=0,
-        return_index=True,
-        return_inverse=True,
-    )
+    all_points = np.concatenate([item.points for item in ranked])
+    first, place = find_distinct(all_points)
     all_us = np.concatenate([item.latency_us for item in ranked])
     latency_us = all_us[first]
     is_other = np.ones(len(all_us), dtype=bool)
     is_other[first] = False
-    apart = np.abs(np.log(all_us / latency_us[place.reshape(-1)]))[is_other]
+    apart = np.abs(np.log(all_us / latency_us[place]))[is_other]
     noises = [item.noise_log for item in ranked]
     if len(apart):
         noises.append(float(np.quantile(apart, 0.9)))
     return Series(
         key=key,
-        points=points,
+        points=all_points[first],
         latency_us=latency_us,
         noise_log=max(noises),
         kernels=tuple(sorted({name for item in ranked for name in item.kernels})),
@@ -214,8 +212,7 @@ def unite_series(key: SeriesKey, members: Iterable[Series]) -> Series:
 
 def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: FloatColumn) -> Series:
     """Return the series of rows that may repeat points, in any order."""
-    distinct, inverse = np.unique(points, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
+    first, inverse = find_distinct(points)
     counts = np.bincount(inverse)
     median_us = _medians(inverse, latency_us)
     is_repeated = counts[inverse] > 1
@@ -225,7 +222,25 @@ def build_series(key: SeriesKey, points: npt.NDArray[np.int64], latency_us: Floa
     deviation *= np.sqrt((repeats + 1) / (repeats - 1))
     noise_log = float(np.quantile(deviation, 0.9)) if len(deviation) else 0.0
     latency_us = round_latency(median_us)
-    return Series(key=key, points=distinct, latency_us=latency_us, noise_log=noise_log)
+    return Series(key=key, points=points[first], latency_us=latency_us, noise_log=noise_log)
+
+
+def find_distinct(points: IntColumn) -> tuple[IntColumn, IntColumn]:
+    """Return the first row of every distinct point, in ascending order, and which one each row is.
+
+    Dimensions are not negative.
+    """
+    codes = np.zeros(len(points), dtype=np.int64)
+    for column in points.T:
+        # One number a row, in the order of rows; made small again before it overflows.
+        size = int(column.max(initial=0)) + 1
+        if size * (int(codes.max(initial=0)) + 1) > _MAX_CODE:
+            codes = np.unique(codes, return_inverse=True)[1]
+            column = np.unique(column, return_inverse=True)[1]  # noqa: PLW2901
+            size = int(column.max(initial=0)) + 1
+        codes = codes * size + column
+    _, first, place = np.unique(codes, return_index=True, return_inverse=True)
+    return first, place
 
 
 def round_latency(latency_us: FloatColumn) -> FloatColumn:
@@ -321,7 +336,7 @@ def take_fastest_kernel(spec: OperatorSpec, rows: pa.Table) -> pa.Table:
     if num_kernels == 1:
         return rows
     points, latency_us = read_points(spec, rows)
-    place = np.unique(points, axis=0, return_inverse=True)[1].reshape(-1)
+    place = find_distinct(points)[1]
     cells, cell = np.unique(place * num_kernels + codes, return_inverse=True)
     median_us = _medians(cell.reshape(-1), latency_us)
     # The first cell of every place when sorted by place, then by median, is its fastest kernel.
