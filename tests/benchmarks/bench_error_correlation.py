@@ -25,7 +25,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -39,13 +39,12 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.domain.units import US_PER_MS
 from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.features import Design
 from foretoken.predictor.held_out import to_errors
 from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.intervals.holdout import SplitKind
-from foretoken.predictor.regression.cross_validation import Answers, CrossValidation, Unseen
+from foretoken.predictor.regression.cross_validation import Answers, CrossValidation, Part, Unseen
 from foretoken.predictor.regression.curves import fit_curve_regressor, has_curves
-from foretoken.predictor.regression.member import NAMES, MemberFitter, learn_member_scales
+from foretoken.predictor.regression.member import NAMES, MemberFitter
 from foretoken.predictor.regression.mixture import learn_shares
 from foretoken.predictor.regression.series_regressor import spread
 from foretoken.predictor.roofline import FloatColumn, IntColumn
@@ -150,22 +149,21 @@ def _leave_out(series: Series) -> tuple[Sequence[Unseen], np.ndarray]:
     log_ratio = np.log(series.latency_us / design.base_us)
     validation = CrossValidation(spec, design, log_ratio, _SEED)
     if has_curves(spec):
-        return list(validation.leave_out(_ask_curves)), np.ones((len(Tier), 1))
-    scales = learn_member_scales(design, log_ratio, _SEED)
-    config = replace(_CONFIG, booster=_CONFIG.booster.quick)
-    quick = MemberFitter(config, _SEED, scales)
 
-    def ask(known: Design, log_ratio: FloatColumn, asked: Design, _: IntColumn) -> Answers:
-        answers, deviation_log = quick.fit(known, log_ratio).answer(asked)
+        def ask_curves(known: Part, asked: Part, tiers: IntColumn) -> Answers:
+            trained = fit_curve_regressor(known.design, log_ratio[known.rows])
+            prediction = trained.predict(asked.design, tiers)
+            return prediction.log_ratio[:, None], prediction.spread_log
+
+        return list(validation.leave_out(ask_curves)), np.ones((len(Tier), 1))
+    fitter = MemberFitter(_CONFIG, _SEED, design, log_ratio, np.arange(design.num_rows))
+
+    def ask(known: Part, asked: Part, _: IntColumn) -> Answers:
+        answers, deviation_log = fitter.ask_part(known, asked)
         return answers, spread(answers, deviation_log)
 
     unseen = list(validation.leave_out(ask))
     return unseen, learn_shares(unseen, len(NAMES))
-
-
-def _ask_curves(known: Design, log_ratio: FloatColumn, asked: Design, tiers: IntColumn) -> Answers:
-    prediction = fit_curve_regressor(known, log_ratio).predict(asked, tiers)
-    return prediction.log_ratio[:, None], prediction.spread_log
 
 
 def _transferred(series: Sequence[Series]) -> dict[int, _Sums]:

@@ -15,12 +15,12 @@ from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.intervals.holdout import SplitKind
-from foretoken.predictor.regression.cross_validation import CrossValidation, Unseen
+from foretoken.predictor.regression.cross_validation import CrossValidation, Part, Unseen
 from foretoken.predictor.regression.kriging import Kriging, Scales, learn_scales
 from foretoken.predictor.regression.member import STEPS, MemberFitter
 from foretoken.predictor.regression.mixture import learn_shares
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
-from foretoken.predictor.regression.trees import grow_trees
+from foretoken.predictor.regression.trees import TreeRows, Trees
 from foretoken.predictor.regression.work_law import WorkLaw, fit_work_law
 from foretoken.predictor.roofline import Target
 
@@ -147,10 +147,25 @@ def test_kriging_works_on_the_fewest_points(num_rows: int) -> None:
     assert (deviation_log > 0.0).all()
 
 
+def grow(features: _Floats, values: _Floats) -> Trees:
+    rows = TreeRows(features, CONFIG, is_linear=True)
+    return rows.grow(np.arange(len(features)), values, CONFIG.booster, seed=0)
+
+
+def test_trees_over_a_part_see_nothing_of_the_rest() -> None:
+    rng = np.random.default_rng(0)
+    features = np.round(rng.uniform(0.0, 9.0, (400, 3)))
+    rows, part = TreeRows(features, CONFIG, is_linear=True), np.arange(0, 400, 2)
+    values = np.sin(features[:, 0])
+    trees = rows.grow(part, values[part], CONFIG.booster, seed=0)
+    alone = grow(features[part], values[part])
+    assert trees.predict(features).tolist() == alone.predict(features).tolist()
+
+
 def test_trees_stay_within_what_they_have_seen() -> None:
     rng = np.random.default_rng(0)
     features = rng.uniform(0.0, 1.0, (200, 3))
-    trees = grow_trees(features, features[:, 0] * 2.0, CONFIG, seed=0)
+    trees = grow(features, features[:, 0] * 2.0)
     far = trees.predict(features * 100.0)
     assert trees.low <= far.min()
     assert far.max() <= trees.high
@@ -159,7 +174,7 @@ def test_trees_stay_within_what_they_have_seen() -> None:
 def test_settled_trees_answer_as_before() -> None:
     rng = np.random.default_rng(0)
     features = rng.uniform(0.0, 1.0, (200, 3))
-    trees = grow_trees(features, np.sin(9.0 * features[:, 0]), CONFIG, seed=0)
+    trees = grow(features, np.sin(9.0 * features[:, 0]))
     assert trees.settle().predict(features) == pytest.approx(trees.predict(features), abs=1e-3)
 
 
@@ -236,12 +251,11 @@ def test_points_left_out_are_asked_of_models_that_do_not_know_them() -> None:
     row_of = {tuple(point): row for row, point in enumerate(design.points.tolist())}
     clashes: list[tuple[int, ...]] = []
 
-    def ask(
-        known: Design, _log_ratio: _Floats, asked: Design, _tiers: npt.NDArray[np.int64]
-    ) -> tuple[_Floats, _Floats]:
-        seen = {tuple(point) for point in known.points.tolist()}
-        clashes.extend(p for p in map(tuple, asked.points.tolist()) if p in seen)
-        rows = [row_of[tuple(point)] for point in asked.points.tolist()]
+    def ask(known: Part, asked: Part, _tiers: npt.NDArray[np.int64]) -> tuple[_Floats, _Floats]:
+        seen = {tuple(point) for point in known.design.points.tolist()}
+        clashes.extend(p for p in map(tuple, asked.design.points.tolist()) if p in seen)
+        rows = [row_of[tuple(point)] for point in asked.design.points.tolist()]
+        assert rows == asked.rows.tolist()
         return np.array(rows, dtype=np.float64)[:, None], np.ones(len(rows))
 
     truth_log = np.arange(design.num_rows, dtype=np.float64)
@@ -252,8 +266,8 @@ def test_points_left_out_are_asked_of_models_that_do_not_know_them() -> None:
 
 
 def train(design: Design, truth_log: _Floats) -> SeriesRegressor:
-    fitter = MemberFitter.learn(CONFIG, 0, design, truth_log)
-    members = fitter.fit(design, truth_log, has_steps=True).settle()
+    fitter = MemberFitter(CONFIG, 0, design, truth_log, np.arange(design.num_rows))
+    members = fitter.fit(has_steps=True).settle()
     return SeriesRegressor(members, np.full((len(Tier), 3), 1.0 / 3.0))
 
 

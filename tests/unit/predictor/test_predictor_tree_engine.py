@@ -11,7 +11,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.regression.forest import Forest, read_forest
 from foretoken.predictor.regression.tree_engine import build_engine
-from foretoken.predictor.regression.trees import Trees, grow_trees, tree_parameters
+from foretoken.predictor.regression.trees import TreeRows, Trees, tree_parameters
 
 _Floats = npt.NDArray[np.float64]
 
@@ -103,7 +103,8 @@ def test_equal_questions_get_equal_answers() -> None:
 def test_a_few_rows_and_a_table_get_the_same_answers() -> None:
     features, values = draw(3)
     config = PredictorConfig(state_folder="", booster=BoosterConfig(num_trees=20))
-    trees = grow_trees(features, values, config, seed=0).settle()
+    rows = TreeRows(features, config, is_linear=True)
+    trees = rows.grow(np.arange(_NUM_ROWS), values, config.booster, seed=0).settle()
     few = np.concatenate([trees.predict(features[row : row + 1]) for row in range(40)])
     assert pytest.approx(few, rel=1e-5, abs=1e-6) == trees.predict(features)[:40]
 

@@ -19,11 +19,13 @@ from foretoken.predictor.features import (
 from foretoken.predictor.held_out import report_errors, to_errors
 from foretoken.predictor.intervals.calibration import Calibration, calibrate
 from foretoken.predictor.intervals.coverage import CoverageMap, Tier, map_coverage
+from foretoken.predictor.intervals.holdout import thin_rows
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.regression.cross_validation import (
     Answers,
     CrossValidation,
     Heartbeat,
+    Part,
     Unseen,
     no_heartbeat,
 )
@@ -88,8 +90,13 @@ def train_series(
     spec = series.key.spec
     design = series.design
     log_ratio = np.log(series.latency_us / design.base_us)
-    validation = CrossValidation(spec, design, log_ratio, seed, heartbeat)
-    trained = _train_curves(validation) if has_curves(spec) else _train_members(validation, config)
+    # All points serve as neighbours; of many, some tell the rest.
+    sample = thin_rows(np.arange(design.num_rows), config.max_rows, np.random.default_rng(seed))
+    validation = CrossValidation(spec, design.take(sample), log_ratio[sample], seed, heartbeat)
+    if has_curves(spec):
+        trained = _train_curves(validation, design, log_ratio)
+    else:
+        trained = _train_members(validation, MemberFitter(config, seed, design, log_ratio, sample))
     errors = to_errors(trained.unseen, trained.shares)
     with np.errstate(divide="ignore"):
         roofline_ratio = np.min(series.latency_us / design.roofline_us)
@@ -104,6 +111,19 @@ def train_series(
             series.key, len(series.points), trained.unseen, errors, trained.member_weights
         ),
     )
+
+
+def refit_regressor(
+    regressor: Regressor, part: Series, config: PredictorConfig, seed: int
+) -> Regressor:
+    """Return what a series' regressor would be of some of its points, mixed as it is."""
+    if not isinstance(regressor, SeriesRegressor):
+        return train_series(part, config, seed).regressor
+    design, shares = part.design, regressor.shares
+    log_ratio = np.log(part.latency_us / design.base_us)
+    fitter = MemberFitter(config, seed, design, log_ratio, np.arange(design.num_rows))
+    members = fitter.fit(has_steps=bool(shares[:, STEPS].any())).settle()
+    return SeriesRegressor(members, shares)
 
 
 def hash_training(series: Series, config: PredictorConfig, seed: int) -> str:
@@ -136,26 +156,24 @@ class _Trained:
         return dict(zip(self.member_names, self.shares[Tier.GRID].tolist(), strict=True))
 
 
-def _train_curves(validation: CrossValidation) -> _Trained:
-    def ask(known: Design, log_ratio: FloatColumn, asked: Design, tiers: IntColumn) -> Answers:
-        prediction = fit_curve_regressor(known, log_ratio).predict(asked, tiers)
+def _train_curves(validation: CrossValidation, design: Design, log_ratio: FloatColumn) -> _Trained:
+    def ask(known: Part, asked: Part, tiers: IntColumn) -> Answers:
+        trained = fit_curve_regressor(known.design, validation.log_ratio[known.rows])
+        prediction = trained.predict(asked.design, tiers)
         return prediction.log_ratio[:, None], prediction.spread_log
 
-    regressor = fit_curve_regressor(validation.design, validation.log_ratio)
+    regressor = fit_curve_regressor(design, log_ratio)
     unseen = list(validation.leave_out(ask))
     return _Trained(regressor, unseen, np.ones((len(Tier), 1)), ("curves",))
 
 
-def _train_members(validation: CrossValidation, config: PredictorConfig) -> _Trained:
-    design, log_ratio = validation.design, validation.log_ratio
-    fitter = MemberFitter.learn(config, validation.seed, design, log_ratio)
-
-    def ask(known: Design, log_ratio: FloatColumn, asked: Design, _tiers: IntColumn) -> Answers:
-        answers, deviation_log = fitter.fit_part(known, log_ratio).answer(asked)
+def _train_members(validation: CrossValidation, fitter: MemberFitter) -> _Trained:
+    def ask(known: Part, asked: Part, _tiers: IntColumn) -> Answers:
+        answers, deviation_log = fitter.ask_part(known, asked)
         return answers, spread(answers, deviation_log)
 
     unseen = list(validation.leave_out(ask))
     shares = learn_shares(unseen, len(NAMES))
     has_steps = bool(shares[:, STEPS].any())
-    members = fitter.fit(design, log_ratio, has_steps=has_steps).settle()
+    members = fitter.fit(has_steps=has_steps).settle()
     return _Trained(SeriesRegressor(members, shares), unseen, shares, NAMES)

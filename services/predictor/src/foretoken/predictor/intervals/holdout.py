@@ -23,9 +23,9 @@ _Mask = npt.NDArray[np.bool_]
 # A fifth of the points, values or configurations is left out at once: the more are left out, the
 # less like the final model is the one that is measured.
 _NUM_PARTS = 5
-# So many of the fifths are left out, one model each. Points are many, so two show their errors;
-# values and configurations are few, and a bound needs many of them.
-_NUM_RANDOM, _NUM_SIZES, _NUM_CONFIGURATIONS = 2, 3, 3
+# So many of the fifths are left out, one model each: two, and of values and configurations three
+# where two would leave out fewer than a bound needs.
+_NUM_FIFTHS, _MAX_FIFTHS, _MIN_GROUPS = 2, 3, 10
 # Octaves peeled off one after the other.
 _NUM_BEYOND = 2
 # Where values of an axis nearly number the points, runs of them are left out: octaves in every
@@ -36,7 +36,7 @@ _WHOLE = 1.0 + 1e-9
 # With fewer points left on either side a split says nothing.
 _MIN_ROWS = 4
 # One model answers for several kinds of splits where they leave it as many rows.
-_MIN_SHARED_ROWS = 150
+_MIN_SHARED_ROWS = 60
 # One configuration says nothing of how another differs: two have to be left to learn from.
 _MIN_CONFIGURATIONS = 3
 
@@ -117,7 +117,7 @@ def split_points(spec: OperatorSpec, design: Design, seed: int) -> Iterator[Spli
 def _split_random(design: Design, rng: np.random.Generator) -> Iterator[Split]:
     rows = np.arange(design.num_rows)
     part = rng.permutation(design.num_rows) % _NUM_PARTS
-    for index in range(_NUM_RANDOM):
+    for index in range(_NUM_FIFTHS):
         yield from _split(part == index, rows, SplitKind.RANDOM)
 
 
@@ -129,12 +129,17 @@ def _split_sizes(spec: OperatorSpec, design: Design, rng: np.random.Generator) -
     column = _finest_axis(spec, design)
     values = np.unique(column, return_inverse=True)[1]
     order = rng.permutation(int(values.max()) + 1)
-    for index in range(_NUM_SIZES):
+    for index in range(_count_fifths(len(order))):
         codes = values
         if not is_grid_axis(column):
             codes = _runs(column, values, is_by_octave=index % 2 == 1)
         inner = order[(order > 0) & (order < codes.max())]
         yield from _split(np.isin(codes, inner[index::_NUM_PARTS]), codes, SplitKind.SIZES)
+
+
+def _count_fifths(num_groups: int) -> int:
+    is_enough = _NUM_FIFTHS * num_groups >= _MIN_GROUPS * _NUM_PARTS
+    return _NUM_FIFTHS if is_enough else _MAX_FIFTHS
 
 
 def _runs(column: FloatColumn, codes: IntColumn, *, is_by_octave: bool) -> IntColumn:
@@ -151,7 +156,7 @@ def _split_configurations(
     count = int(codes.max()) + 1
     if count >= _MIN_CONFIGURATIONS:
         part = (rng.permutation(count) % _NUM_PARTS)[codes]
-        for index in range(min(_NUM_CONFIGURATIONS, count)):
+        for index in range(_count_fifths(count)):
             yield from _split(part == index, codes, SplitKind.CONFIGURATIONS)
 
 

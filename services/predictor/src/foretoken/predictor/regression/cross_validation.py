@@ -21,12 +21,21 @@ from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # Points that a fold's model is trained on and each of its splits asked for: more of them change
 # little of how far it is off.
-_MAX_INSIDE, _MAX_OUTSIDE = 3_000, 1_500
+_MAX_INSIDE, _MAX_OUTSIDE = 2_500, 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the points of a series, and which rows of the design of all they are."""
+
+    rows: IntColumn
+    design: Design
+
 
 # The log ratio of every call (rows) by every member (columns), and the spread of each call.
 Answers: TypeAlias = tuple[Matrix, FloatColumn]
-# (known points, their log ratios, calls, their tiers) -> answers of a model trained on the former
-Ask: TypeAlias = Callable[[Design, FloatColumn, Design, IntColumn], Answers]
+# (known points, calls, the calls' tiers) -> answers of a model trained on the former
+Ask: TypeAlias = Callable[[Part, Part, IntColumn], Answers]
 
 
 # Called now and then by long work; what it raises ends the work.
@@ -82,7 +91,7 @@ class CrossValidation:
         neighbours = PointIndex(known.points).find(asked)
         # What lies beyond the points that are left is no fair test of what lies between them.
         tiers = map_coverage(self.spec, known.points, known.axes).tiers(asked, neighbours)
-        answers, spread_log = ask(known, self.log_ratio[fold.inside], asked, tiers)
+        answers, spread_log = ask(Part(fold.inside, known), Part(outside, asked), tiers)
         end = 0
         for split in fold.splits:
             own = slice(end, end := end + len(split.outside))

@@ -158,8 +158,13 @@ def split_trees(forest: Forest, values: _Array) -> Iterator[_Array]:
 
 
 def _integers(fields: Mapping[str, str], name: str) -> IntColumn:
-    return np.array(fields.get(name, "").split(), dtype=np.int64)
+    return _read_numbers(fields, name, np.int64)
 
 
 def _reals(fields: Mapping[str, str], name: str) -> FloatColumn:
-    return np.array(fields.get(name, "").split(), dtype=np.float64)
+    return _read_numbers(fields, name, np.float64)
+
+
+def _read_numbers(fields: Mapping[str, str], name: str, kind: type[Any]) -> _Array:
+    text = fields.get(name, "").strip()
+    return np.fromstring(text, kind, sep=" ") if text else np.empty(0, kind)

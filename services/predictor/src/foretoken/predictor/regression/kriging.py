@@ -19,9 +19,9 @@ _NUM_NEIGHBOURS = 12
 _MAX_JUDGED, _JUDGED_SHARE = 200, 0.25
 _MIN_JUDGED = 60
 # The search: halving steps in log space up and down every length and the nugget, `_NUM_ROUNDS`
-# times, neighbours looked up anew twice. Lengths start at one octave, the nugget (variance of
+# times for each of two look-ups of neighbours. Lengths start at one octave, the nugget (variance of
 # noise over that of the field) at 2 %, and stay in ranges far wider than any series needs.
-_NUM_LOOKUPS, _NUM_ROUNDS = 2, 5
+_NUM_LOOKUPS, _NUM_ROUNDS = 2, 4
 _START_LENGTH_LOG, _START_NUGGET_LOG = 0.0, -4.0
 _LENGTH_RANGE_LOG, _NUGGET_RANGE_LOG = (-4.0, 5.0), (-12.0, 1.0)
 # The pull of every length towards a few octaves, in the units of the criterion.
@@ -87,9 +87,9 @@ def learn_scales(axes: Matrix, values: FloatColumn, seed: int) -> Scales:
         spread = float(np.std(values)) if len(values) else 0.0
         return Scales(start[:-1], _START_NUGGET_LOG, max(spread, _MIN_SPREAD_LOG))
     search = _Search(axes, values, _choose_judged(len(values), seed))
-    scales = start
+    scales, steps = start, np.ones(len(start))
     for _ in range(_NUM_LOOKUPS):
-        scales = search.improve(scales)
+        scales = search.improve(scales, steps)
     return Scales(scales[:-1], float(scales[-1]), search.sill(scales))
 
 
@@ -97,6 +97,16 @@ def _choose_judged(num_rows: int, seed: int) -> IntColumn:
     wanted = int(np.clip(_JUDGED_SHARE * num_rows, _MIN_JUDGED, _MAX_JUDGED))
     rng = np.random.default_rng(seed)
     return np.sort(rng.choice(num_rows, min(wanted, num_rows), replace=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """The judged points and their neighbours, as rows of the few points that are either."""
+
+    axes: Matrix
+    values: FloatColumn
+    judged: IntColumn
+    rows: IntColumn
 
 
 class _Search:
@@ -109,11 +119,13 @@ class _Search:
         # An axis on which nothing differs has no length to learn.
         self._free = [*np.flatnonzero(np.ptp(axes, axis=0) > 0.0).tolist(), axes.shape[1]]
 
-    def improve(self, scales: FloatColumn) -> FloatColumn:
-        """Return better scales, with the neighbours of the judged points as they are now."""
-        neighbours = self._look_up(scales)
-        steps = np.ones(len(scales))
-        best = self._criterion(scales, neighbours)
+    def improve(self, scales: FloatColumn, steps: FloatColumn) -> FloatColumn:
+        """Return better scales, with the neighbours of the judged points as they are now.
+
+        `steps` get shorter where neither direction is better.
+        """
+        near = self._look_up(scales)
+        best = self._criterion(scales, near)
         for _ in range(_NUM_ROUNDS):
             for place in self._free:
                 for direction in (1.0, -1.0):
@@ -121,7 +133,7 @@ class _Search:
                     trial[place] += direction * steps[place]
                     if not _is_allowed(trial, place):
                         continue
-                    found = self._criterion(trial, neighbours)
+                    found = self._criterion(trial, near)
                     if found < best:
                         scales, best = trial, found
                         break
@@ -135,20 +147,20 @@ class _Search:
         sill = float((np.abs(errors) / deviations).mean() * _MEAN_TO_DEVIATION)
         return max(sill, _MIN_SPREAD_LOG)
 
-    def _criterion(self, scales: FloatColumn, neighbours: IntColumn) -> float:
+    def _criterion(self, scales: FloatColumn, near: "_Near") -> float:
         """Return the log of a Laplace likelihood's scale: robust against outliers."""
-        errors, deviations = self._errors(scales, neighbours)
+        errors, deviations = self._errors(scales, near)
         pull = _PULL * ((scales[:-1] - _PULLED_TO_LOG) ** 2).sum()
         ratio = (np.abs(errors) / deviations).mean()
         return float(np.log(ratio + _MIN_SPREAD_LOG**2) + np.log(deviations).mean() + pull)
 
-    def _errors(self, scales: FloatColumn, neighbours: IntColumn) -> tuple[FloatColumn, ...]:
-        places = _scale(self._axes, scales[:-1])
+    def _errors(self, scales: FloatColumn, near: "_Near") -> tuple[FloatColumn, ...]:
+        places = _scale(near.axes, scales[:-1])
         nugget = float(np.exp(scales[-1]))
-        mean, variance = krige(places, self._values, places[self._judged], neighbours, nugget)
-        return self._values[self._judged] - mean, np.sqrt(variance)
+        mean, variance = krige(places, near.values, places[near.judged], near.rows, nugget)
+        return near.values[near.judged] - mean, np.sqrt(variance)
 
-    def _look_up(self, scales: FloatColumn) -> IntColumn:
+    def _look_up(self, scales: FloatColumn) -> "_Near":
         """Return the neighbours of every judged point, itself left out."""
         from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 
@@ -158,7 +170,15 @@ class _Search:
         is_self = rows == self._judged[:, None]
         # Among many coinciding points a point may not be among its own neighbours.
         is_self[~is_self.any(axis=1), -1] = True
-        return np.asarray(rows[~is_self].reshape(len(rows), count - 1), dtype=np.int64)
+        others = rows[~is_self].reshape(len(rows), count - 1)
+        kept, place = np.unique(np.column_stack([self._judged, others]), return_inverse=True)
+        judged, *neighbours = place.reshape(len(rows), count).T
+        return _Near(
+            self._axes[kept],
+            self._values[kept],
+            judged,
+            np.ascontiguousarray(np.column_stack(neighbours), dtype=np.int64),
+        )
 
 
 def _is_allowed(scales: FloatColumn, place: int) -> bool:

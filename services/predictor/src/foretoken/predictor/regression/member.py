@@ -7,16 +7,16 @@ latency at the end of the range holds better.
 """
 
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix
+from foretoken.predictor.regression.cross_validation import Part
 from foretoken.predictor.regression.kriging import Kriging, Scales, learn_scales
 from foretoken.predictor.regression.regime import Regimes, fit_regimes
-from foretoken.predictor.regression.trees import Arrays, Trees, grow_trees
-from foretoken.predictor.roofline import FloatColumn
+from foretoken.predictor.regression.trees import Arrays, TreeRows, Trees
+from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # The place of the trees that do without the law among the members.
 STEPS = 2
@@ -37,12 +37,16 @@ class Members:
         """Return the members as they are after a restart."""
         return replace(self, trees=self.trees.settle(), steps=self.steps.settle())
 
-    def answer(self, design: Design) -> tuple[Matrix, FloatColumn]:
-        """Return the log ratio of every call by each of `NAMES`, and kriging's deviation."""
+    def answer(self, design: Design, inputs: Matrix | None = None) -> tuple[Matrix, FloatColumn]:
+        """Return the log ratio of every call by each of `NAMES`, and kriging's deviation.
+
+        `inputs` is what the trees see of the calls, if that is not what the own law says.
+        """
         law_log = self.law.log_ratio(design)
+        inputs = tree_inputs(design, law_log) if inputs is None else inputs
         residual_log, deviation_log = self.kriging.predict(design.axes)
         answers = [
-            law_log + self.trees.predict(tree_inputs(design, law_log)),
+            law_log + self.trees.predict(inputs),
             law_log + residual_log,
             self.steps.predict(design.features),
         ]
@@ -69,42 +73,53 @@ class Members:
         return cls(law, trees, steps, Kriging(design.axes, residual_log, scales))
 
 
-@dataclass(frozen=True, slots=True)
 class MemberFitter:
-    """Trains members on the points of a series; law and scales were learned from all of them.
+    """Trains members on the points of a series; law and scales are learned from all of them.
 
-    Those of parts of it differ little: a part has the same regimes, and laws of its own in them.
+    Those of parts of it differ little: a part has the same regimes, and laws of its own in them,
+    and trees over it see what the law of all says.
     """
 
-    config: PredictorConfig
-    seed: int
-    law: Regimes
-    scales: Scales
+    def __init__(
+        self,
+        config: PredictorConfig,
+        seed: int,
+        design: Design,
+        log_ratio: FloatColumn,
+        sample: IntColumn,
+    ) -> None:
+        """Learn what all parts share; parts and trees are of the rows of a sample."""
+        self._config, self._seed = config, seed
+        self._sample, self._log_ratio = design.take(sample), log_ratio[sample]
+        self._law = fit_regimes(self._sample, self._log_ratio)
+        self._axes, self._residual_log = design.axes, log_ratio - self._law.log_ratio(design)
+        self._scales = learn_scales(self._axes, self._residual_log, seed)
+        self._inputs = tree_inputs(self._sample, self._law.log_ratio(self._sample))
+        self._for_trees = TreeRows(self._inputs, config, is_linear=config.booster.is_linear)
+        self._for_steps = TreeRows(self._sample.features, config, is_linear=False)
 
-    @classmethod
-    def learn(
-        cls, config: PredictorConfig, seed: int, design: Design, log_ratio: FloatColumn
-    ) -> Self:
-        """Return what trains the members of a series."""
-        law = fit_regimes(design, log_ratio)
-        residual_log = log_ratio - law.log_ratio(design)
-        return cls(config, seed, law, learn_scales(design.axes, residual_log, seed))
+    def ask_part(self, known: Part, asked: Part) -> tuple[Matrix, FloatColumn]:
+        """Train quickly on some of the sample, and return what is said of others of it."""
+        quick, rows = self._config.booster.quick, known.rows
+        log_ratio = self._log_ratio[rows]
+        law = self._law.refit(known.design, log_ratio)
+        residual_log = log_ratio - law.log_ratio(known.design)
+        trees = self._for_trees.grow(rows, residual_log, quick, self._seed)
+        steps = self._for_steps.grow(rows, log_ratio, quick.steps, self._seed)
+        kriging = Kriging(known.design.axes, residual_log, self._scales)
+        members = Members(law, trees, steps, kriging)
+        return members.answer(asked.design, self._inputs[asked.rows])
 
-    def fit_part(self, design: Design, log_ratio: FloatColumn) -> Members:
-        """Train quickly on some of the points."""
-        quick = replace(self.config, booster=self.config.booster.quick)
-        part = replace(self, config=quick, law=self.law.refit(design, log_ratio))
-        return part.fit(design, log_ratio, has_steps=True)
-
-    def fit(self, design: Design, log_ratio: FloatColumn, *, has_steps: bool) -> Members:
+    def fit(self, *, has_steps: bool) -> Members:
         """Train on the points; without steps these are a constant."""
-        law_log = self.law.log_ratio(design)
-        residual_log = log_ratio - law_log
-        trees = grow_trees(tree_inputs(design, law_log), residual_log, self.config, self.seed)
-        as_steps = replace(self.config, booster=self.config.booster.steps)
-        rows = slice(None) if has_steps else slice(0)
-        steps = grow_trees(design.features[rows], log_ratio[rows], as_steps, self.seed)
-        return Members(self.law, trees, steps, Kriging(design.axes, residual_log, self.scales))
+        booster, rows = self._config.booster, np.arange(self._sample.num_rows)
+        residual_log = self._log_ratio - self._inputs[:, -1]
+        trees = self._for_trees.grow(rows, residual_log, booster, self._seed)
+        if not has_steps:
+            rows = rows[:0]
+        steps = self._for_steps.grow(rows, self._log_ratio[rows], booster.steps, self._seed)
+        kriging = Kriging(self._axes, self._residual_log, self._scales)
+        return Members(self._law, trees, steps, kriging)
 
 
 def tree_inputs(design: Design, law_log: FloatColumn) -> Matrix:

@@ -14,7 +14,7 @@ from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.regression.forest import Forest, read_forest
 from foretoken.predictor.regression.tree_engine import TreeEngine, build_engine
-from foretoken.predictor.roofline import FloatColumn
+from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 if TYPE_CHECKING:
     import lightgbm
@@ -87,23 +87,44 @@ class Trees:
         return build_engine(self.forest)
 
 
-def grow_trees(features: Matrix, values: FloatColumn, config: PredictorConfig, seed: int) -> Trees:
-    """Train on rows; fewer than `min_rows` give their median, more than `max_rows` are thinned."""
-    import lightgbm
+class TreeRows:
+    """Rows that trees are grown on, put into bins once for the trees over any part of them."""
 
-    constant = float(np.median(values)) if len(values) else 0.0
-    if len(values) < config.min_rows:
-        return Trees(constant)
-    rows = np.arange(len(values))
-    if len(rows) > config.max_rows:
-        rows = np.sort(np.random.default_rng(seed).choice(rows, config.max_rows, replace=False))
-    booster = lightgbm.train(
-        tree_parameters(config.booster, seed) | {"num_threads": config.num_threads},
-        lightgbm.Dataset(features[rows], values[rows]),
-        num_boost_round=min(config.booster.num_trees, _count_trees(len(rows), config.booster)),
-        keep_training_booster=True,
-    )
-    return Trees(constant, None, booster, float(values.min()), float(values.max()))
+    def __init__(self, features: Matrix, config: PredictorConfig, *, is_linear: bool) -> None:
+        """Take the features of all rows, and whether leaves are to hold lines."""
+        self._config = config
+        self._booster = replace(config.booster, is_linear=is_linear)
+        self._features = features
+
+    def grow(self, rows: IntColumn, values: FloatColumn, config: BoosterConfig, seed: int) -> Trees:
+        """Train on the value at each of some ascending rows.
+
+        Fewer than `min_rows` give their median.
+        """
+        import lightgbm
+
+        constant = float(np.median(values)) if len(values) else 0.0
+        if len(rows) < self._config.min_rows:
+            return Trees(constant)
+        chosen = tree_parameters(replace(config, is_linear=self._booster.is_linear), seed)
+        chosen |= {"num_threads": self._config.num_threads}
+        part = self._binned.subset(rows.tolist(), params=chosen).construct()
+        booster = lightgbm.train(
+            chosen,
+            part.set_label(values),
+            num_boost_round=min(config.num_trees, _count_trees(len(rows), config)),
+            keep_training_booster=True,
+        )
+        return Trees(constant, None, booster, float(values.min()), float(values.max()))
+
+    @cached_property
+    def _binned(self) -> lightgbm.Dataset:
+        import lightgbm
+
+        # Each part has labels of its own.
+        labels = np.zeros(len(self._features))
+        chosen = tree_parameters(self._booster, 0)
+        return lightgbm.Dataset(self._features, labels, params=chosen, free_raw_data=False)
 
 
 def _count_trees(num_rows: int, config: BoosterConfig) -> int:

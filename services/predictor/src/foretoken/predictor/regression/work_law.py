@@ -20,7 +20,7 @@ _EXPONENTS = (1.0, 2.0, 4.0)
 # the least error distinguished, in log units: repeats of one point differ by as much.
 _NUM_ROUNDS, _MIN_ERROR_LOG = 3, 0.02
 # Enough points to fit two dozen parts.
-_MAX_ROWS = 3_000
+_MAX_ROWS = 1_500
 # With fewer points a law would follow single measurements: the base latency serves.
 MIN_LAW_ROWS = 12
 # The law is never less than this share of the base latency.
@@ -55,8 +55,9 @@ def fit_work_law(
     if len(rows) > _MAX_ROWS:
         rows = np.random.default_rng(0).choice(rows, _MAX_ROWS, replace=False)
     latency_us = design.base_us[rows] * np.exp(log_ratio[rows])
-    parts = _tell_apart(design.work)
-    work = design.work[rows][:, parts]
+    work = design.work[rows]
+    parts = _tell_apart(work)
+    work = work[:, parts]
     # Parts are scaled alike before they are raised to a power.
     scale = np.maximum(work.max(axis=0), np.finfo(float).tiny) / latency_us.max()
     share = work / scale / latency_us[:, None]

@@ -14,7 +14,12 @@ from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.regression.cross_validation import Heartbeat, no_heartbeat
 from foretoken.predictor.regression.prediction import Prediction, Regressor, RegressorState
 from foretoken.predictor.roofline import IntColumn
-from foretoken.predictor.trainer import SeriesModel, hash_training, train_series
+from foretoken.predictor.trainer import (
+    SeriesModel,
+    hash_training,
+    refit_regressor,
+    train_series,
+)
 from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer.pool import DonorPool
 from foretoken.predictor.transfer.pooled_model import PooledModel
@@ -118,13 +123,14 @@ def train_transfer_series(
     is_told = own.report.num_held_out >= _MIN_HELD_OUT
     if is_told and own.report.held_out_mape_ratio < _GOOD_ERROR_RATIO:
         return own
-    share = _learn_share(series, pool, config, seed)
+    share = _learn_share(own, pool, config, seed)
     pooled = _fit(pool, series, config, seed)
     return dataclasses.replace(own, regressor=DeviceTransferRegressor(own.regressor, pooled, share))
 
 
-def _learn_share(series: Series, pool: DonorPool, config: PredictorConfig, seed: int) -> float:
+def _learn_share(own: SeriesModel, pool: DonorPool, config: PredictorConfig, seed: int) -> float:
     """Return the own model's share that errs least on points left out."""
+    series = own.series
     design = series.design
     num_rows = design.num_rows
     truth_log = np.log(series.latency_us / design.base_us)
@@ -135,9 +141,8 @@ def _learn_share(series: Series, pool: DonorPool, config: PredictorConfig, seed:
         known = series.take(~is_out)
         asked = design.take(np.flatnonzero(is_out))
         tiers = np.full(asked.num_rows, int(Tier.GRID))
-        own_log[is_out] = (
-            train_series(known, config, seed).regressor.predict(asked, tiers).log_ratio
-        )
+        part = refit_regressor(own.regressor, known, config, seed)
+        own_log[is_out] = part.predict(asked, tiers).log_ratio
         pooled_log[is_out] = _fit(pool, known, config, seed).log_ratio(asked)
 
     def error(share: float) -> float:
