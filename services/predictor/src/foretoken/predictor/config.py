@@ -71,6 +71,8 @@ class BoosterConfig:
 class PredictorConfig:
     """Where the predictor keeps its models and how it trains.
 
+    A training runs in `num_train_workers` processes (0: one for each core, if it has many points),
+    or on so many cores of the Ray cluster at `ray_address` (empty: none).
     `min_rows` is the fewest points for which trees are grown; with fewer, neighbours interpolate.
     `max_rows` bounds the points one model's trees are grown on (all serve as neighbours).
     `measured_weight` is the share, in log space, of a point's own measurement in its estimate.
@@ -86,6 +88,8 @@ class PredictorConfig:
     starter: str = ""
     booster: BoosterConfig = field(default_factory=BoosterConfig)
     num_threads: int = 1
+    num_train_workers: int = 0
+    ray_address: str = ""
     min_rows: int = 30
     max_rows: int = 8_000
     measured_weight: float = 0.5
@@ -109,7 +113,7 @@ class PredictorConfig:
         ]
         violations += [
             FieldViolation(name, "must not be negative")
-            for name in ("max_pinned_models", "max_cached_rows")
+            for name in ("max_pinned_models", "max_cached_rows", "num_train_workers")
             if getattr(self, name) < 0
         ]
         if not 0.0 <= self.measured_weight <= 1.0:

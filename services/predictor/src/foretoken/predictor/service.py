@@ -41,7 +41,7 @@ from foretoken.predictor.query_check import check_query
 from foretoken.predictor.query_columns import grid_columns
 from foretoken.predictor.starter import LayeredModels, layer, open_starter, own_version
 from foretoken.predictor.statistics import PredictionStatistics
-from foretoken.predictor.training import Known, train_models
+from foretoken.predictor.training import Known, open_workers, train_models
 from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.upkeep import RepeatedWork
 
@@ -263,8 +263,8 @@ class PredictorService(RunsJobs):
             raise
 
     def _train(self, request: TrainRequest, progress: JobProgress) -> PredictorTrainingReport:
-        started_s = time.process_time()
         selection = MeasurementFilter(device=request.device, operator=request.operator)
+        started_s = time.process_time()
         progress.update(0.0, "reading the catalog")
         # What is recorded from here on is new to the model.
         created_at = self._now()
@@ -279,7 +279,8 @@ class PredictorService(RunsJobs):
                 f"measurements"
             )
         known = Known(self._library.active, self._learner.kept)
-        trained = train_models(found, request, known, self._config, progress)
+        with open_workers(found, self._config) as executor:
+            trained = train_models(found, request, known, self._config, progress, executor)
         models = self._library.keep(
             replace(trained.models, created_at=created_at, snapshot_hash=snapshot.content_hash)
         )
@@ -293,7 +294,7 @@ class PredictorService(RunsJobs):
             model_version=models.version,
             snapshot_hash=snapshot.content_hash,
             num_rows=snapshot.num_rows,
-            cpu_s=time.process_time() - started_s,
+            cpu_s=time.process_time() - started_s + executor.worker_cpu_s,
             created_at=models.created_at,
             num_reused=trained.num_reused,
             operators=trained.reports,

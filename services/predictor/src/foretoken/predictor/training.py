@@ -2,12 +2,16 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 
 from foretoken.domain.errors import CorruptCatalogError
 from foretoken.domain.ports import TrainRequest
 from foretoken.domain.results.report import OperatorTrainingReport
+from foretoken.jobs.executor import Executor
+from foretoken.jobs.executors.choice import open_executor
+from foretoken.jobs.executors.inline import InlineExecutor
+from foretoken.jobs.executors.observed import ObservedExecutor
 from foretoken.jobs.runner import JobProgress
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, own_heads
@@ -21,8 +25,12 @@ from foretoken.predictor.transfer.device_transfer import (
     train_transfer_series,
 )
 from foretoken.predictor.transfer.library import DonorLibrary
+from foretoken.predictor.transfer.pool import DonorPool
 
 _log = logging.getLogger(__name__)
+
+# So many points are trained on in about as long as workers take to start, a second or two.
+_MAX_POINTS_HERE = 20_000
 
 # Shares of the progress bar: reading before, typical efficiencies after.
 _READ_RATIO, _SERIES_RATIO = 0.05, 0.9
@@ -67,17 +75,40 @@ class Known:
             return None
 
 
+@contextmanager
+def open_workers(found: Sequence[Series], config: PredictorConfig) -> Iterator[ObservedExecutor]:
+    """Give what trains series: this thread where they are soon done, or workers.
+
+    Raises:
+        as `open_executor`.
+
+    """
+    executor: Executor = InlineExecutor()
+    num_points = sum(series.num_points for series in found)
+    if config.ray_address or config.num_train_workers or num_points > _MAX_POINTS_HERE:
+        executor = open_executor(
+            config.ray_address, config.num_train_workers, field="predictor.ray_address"
+        )
+    observed = ObservedExecutor(executor)
+    try:
+        yield observed
+    finally:
+        observed.close()
+
+
 def train_models(
     found: Sequence[Series],
     request: TrainRequest,
     known: Known,
     config: PredictorConfig,
     progress: JobProgress,
+    executor: Executor,
 ) -> Trained:
     """Train what is found; the version's models that the request leaves alone stay.
 
     A model is kept, not trained again, where neither its rows and parameters nor what it borrows
-    from other devices have changed.
+    from other devices have changed. The others are trained side by side on the executor's workers,
+    the largest first: the same models, however many there are.
 
     Raises:
         CancelledJobError: the job was cancelled.
@@ -95,39 +126,59 @@ def train_models(
     library = DonorLibrary(sizes, find, request.seed)
     packed = {head.content_hash: before.packed(head.key) for head in kept}
     heads = {head.key: head for head in kept}
-    num_reused = 0
-    for ratio, label, series in _with_progress(found):
-        heartbeat = partial(progress.update, _READ_RATIO + _SERIES_RATIO * ratio, label)
-        heartbeat()
+    waiting: list[tuple[Series, DonorPool | None]] = []
+    for series in found:
+        progress.update(_READ_RATIO, "looking for models that are there")
         pool = library.find(series.key) if may_transfer(series) else None
         head = series.head(hash_transfer(series, pool, config, request.seed))
         heads[series.key] = head
         same = known.find(head.content_hash)
-        if same is not None:
-            num_reused += 1
-            packed[head.content_hash] = same
+        if same is None:
+            waiting.append((series, pool))
         else:
-            model = train_transfer_series(series, pool, config, request.seed, heartbeat)
-            packed[head.content_hash] = pack_model(model)
+            packed[head.content_hash] = same
+    waiting.sort(key=lambda item: -item[0].num_points)
+    for key, content in _train_all(waiting, config, request.seed, progress, executor):
+        packed[heads[key].content_hash] = content
     after = StoredSeries(dict(sorted(heads.items())), packed)
     progress.update(_READ_RATIO + _SERIES_RATIO, "learning typical efficiencies")
     single = [head.key for head in own_heads(tuple(after.heads.values()))]
-    transfers = train_transfers(map(find, single), config, request.seed)
+    transfers = train_transfers(map(find, single), config, request.seed, executor)
     return Trained(
         models=ModelSet(series=after, transfers=transfers),
-        num_reused=num_reused,
+        num_reused=len(found) - len(waiting),
         reports=merge_reports(after.read_report(key) for key in single if key in points),
     )
 
 
-def _with_progress(found: Sequence[Series]) -> Iterator[tuple[float, str, Series]]:
-    num_points = sum(len(series.points) for series in found)
-    done = 0
-    for number, series in enumerate(found, start=1):
-        key = series.key
-        label = f"{key.operator} on {key.topology or key.device}, {number} of {len(found)}"
-        yield done / num_points, label, series
-        done += len(series.points)
+def _train_all(
+    waiting: Sequence[tuple[Series, DonorPool | None]],
+    config: PredictorConfig,
+    seed: int,
+    progress: JobProgress,
+    executor: Executor,
+) -> Iterator[tuple[SeriesKey, bytes]]:
+    """Yield the packed model of every series as it is done."""
+    num_points = sum(series.num_points for series, _ in waiting)
+    num_done = done = 0
+
+    def tell() -> None:
+        ratio = done / num_points if num_points else 1.0
+        label = f"trained {num_done:,} of {len(waiting):,} series"
+        progress.update(_READ_RATIO + _SERIES_RATIO * ratio, label)
+
+    for place, content in executor.run(train_item, waiting, (config, seed), tell):
+        series = waiting[place][0]
+        num_done += 1
+        done += series.num_points
+        yield series.key, content
+    tell()
+
+
+def train_item(item: tuple[Series, DonorPool | None], shared: tuple[PredictorConfig, int]) -> bytes:
+    """Return the packed model of a series: a task of an executor."""
+    config, seed = shared
+    return pack_model(train_transfer_series(*item, config, seed))
 
 
 def _is_asked(key: SeriesKey, request: TrainRequest) -> bool:

@@ -12,6 +12,8 @@ import numpy as np
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.domain.operators.spec.variant import format_variant, parse_variant
+from foretoken.jobs.executor import Executor
+from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.intervals.calibration import quantiles
@@ -147,9 +149,9 @@ def _families_of(spec: OperatorSpec) -> tuple[str, ...]:
 
 
 def train_transfers(
-    found: Iterable[Series], config: PredictorConfig, seed: int
+    found: Iterable[Series], config: PredictorConfig, seed: int, executor: Executor | None = None
 ) -> Mapping[str, TransferModel]:
-    """Return a model under every name that series can speak for."""
+    """Return a model under every name that series can speak for, in this thread or by workers."""
     samples: dict[str, list[_Sample]] = {}
     for series in found:
         key = series.key
@@ -161,10 +163,12 @@ def train_transfers(
         sample = _sample(series, seed)
         for name, group in zip(names, groups, strict=True):
             samples.setdefault(name, []).append(replace(sample, group=group))
-    return {
-        name: _train(_thin(own), _support(own, is_of_kind=name.startswith(_KIND)), config, seed)
+    items = [
+        (_thin(own), _support(own, is_of_kind=name.startswith(_KIND)))
         for name, own in sorted(samples.items())
-    }
+    ]
+    trained = dict((executor or InlineExecutor()).run(_train, items, (config, seed)))
+    return {name: trained[place] for place, name in enumerate(sorted(samples))}
 
 
 def _thin(samples: Sequence[_Sample]) -> Sequence[_Sample]:
@@ -189,8 +193,9 @@ def _sample(series: Series, seed: int) -> _Sample:
 
 
 def _train(
-    samples: Sequence[_Sample], support: Support, config: PredictorConfig, seed: int
+    item: tuple[Sequence[_Sample], Support], shared: tuple[PredictorConfig, int]
 ) -> TransferModel:
+    (samples, support), (config, seed) = item, shared
     trees = _grow(samples, config, seed)
     errors: list[FloatColumn] = []
     groups = sorted({sample.group for sample in samples})
