@@ -255,6 +255,26 @@ def test_new_rows_are_learned_anew(open_over: Open, folder: Path) -> None:
     assert len(kept_in(folder)) == 2
 
 
+def test_of_a_subject_with_new_rows_only_the_changed_series_are_trained_again(
+    open_over: Open, folder: Path
+) -> None:
+    catalog = MeasuredCatalog([*gemm_rows(), *gemm_rows(dtype="bf16")])
+    service = open_over(catalog, refresh_s=1e-9)
+    reply_of(service, BETWEEN)
+    reply_of(service, BETWEEN, dtype=DType.BF16)
+    before = kept_in(folder)
+    catalog.rows = [
+        *gemm_rows(),
+        *gemm_rows(dtype="bf16"),
+        row_of("gemm", FAR, base_us("gemm", FAR), dtype="bf16"),
+    ]
+    reply_of(service, BETWEEN)
+    assert before == kept_in(folder)
+    reply_of(service, BETWEEN, dtype=DType.BF16)
+    assert 3 == len(kept_in(folder))
+    assert set(before) < set(kept_in(folder))
+
+
 def test_what_is_learned_is_kept_by_the_rows_it_was_trained_on(
     open_over: Open, folder: Path
 ) -> None:
