@@ -14,9 +14,10 @@ _Content = dict[str, Any]
 def config_of_architecture(model: ModelArchitecture) -> _Content:
     """Return the content of a `config.json` that reads back as this architecture, in 16 bits.
 
-    How its checkpoint is stored is left out: what is timed has random weights, and so are encoders
-    and what predicts further tokens, which do not run. The model type is the first that has all it needs; what a type leaves open (epsilons, the base of rotations) is
-    the library's default and changes no operator.
+    How its checkpoint is stored is left out: what is timed has random weights. So are encoders and
+    what predicts further tokens, which do not run. The model type is the first that has all it
+    needs; what a type leaves open (epsilons, the base of rotations) is the library's default and
+    changes no operator.
 
     Raises:
         InvalidRequestError: no model type has this combination; give the model's own file.
