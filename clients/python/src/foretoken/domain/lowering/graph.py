@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -56,15 +56,23 @@ class Placement(TypedDict):
     places: tuple[int, ...]
 
 
-def place(layers: Sequence[int]) -> Placement:
-    """Return the fields that put a node into those layers, in ascending order."""
+def in_order(groups: Iterable[Sequence[int]]) -> Sequence[int]:
+    """Return the layers of all groups in ascending order; a range where they are a progression."""
+    layers = sorted(layer for group in groups for layer in group)
     first = layers[0] if layers else 0
     stride = layers[1] - first if len(layers) > 1 else 1
-    is_even = list(layers) == list(range(first, first + len(layers) * stride, stride))
+    even = range(first, first + len(layers) * stride, stride)
+    return even if layers == list(even) else layers
+
+
+def place(layers: Sequence[int]) -> Placement:
+    """Return the fields that put a node into those layers, in ascending order."""
+    even = layers if isinstance(layers, range) else in_order([layers])
+    is_even = isinstance(even, range)
     return {
         "repeat": len(layers),
-        "first_layer": first,
-        "layer_stride": stride if is_even else 1,
+        "first_layer": layers[0] if layers else 0,
+        "layer_stride": even.step if isinstance(even, range) else 1,
         "places": () if is_even else tuple(layers),
     }
 

@@ -16,6 +16,7 @@ from foretoken.domain.lowering.graph import (
     Partition,
     RankContext,
     Section,
+    in_order,
 )
 from foretoken.domain.lowering.lora import add_adapters
 from foretoken.domain.lowering.node_builder import NodeBuilder
@@ -36,7 +37,6 @@ from foretoken.domain.lowering.training_layer import (
 )
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.kind import KindSpec, Placed, find_kind
-from foretoken.domain.models.layer import FrozenDims, LayerPart
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.limit import Limit, list_broken
@@ -138,25 +138,15 @@ def _embedding(builder: NodeBuilder) -> Iterator[OperatorNode]:
 
 def _layers(builder: NodeBuilder) -> Iterator[OperatorNode]:
     stack = stack_of(builder.model)
-    for placed, lower_half in ((stack.mixers, _mixer), (stack.feed_forwards, _feed_forward)):
-        for parts in _alike(placed):
-            layers = sorted(layer for held in parts.values() for layer in held)
-            within = dataclasses.replace(builder, layers=layers)
+    halves = ((stack.mixer_groups, _mixer), (stack.feed_forward_groups, _feed_forward))
+    for groups, lower_half in halves:
+        for parts in groups:
+            within = dataclasses.replace(builder, layers=in_order(parts.values()))
             half = lower_half(within, parts)
             for extra in stack.extras:
                 around = find_kind(extra.kind).around
                 half = around(within, extra, half) if around else half
             yield from half
-
-
-def _alike(placed: Placed) -> list[Placed]:
-    """Return the parts in groups that differ in nothing but what their kinds say may vary."""
-    groups: dict[tuple[str, FrozenDims], dict[LayerPart, tuple[int, ...]]] = {}
-    for part, layers in placed.items():
-        varying = find_kind(part.kind).varying
-        same = {name: value for name, value in part.dims.items() if name not in varying}
-        groups.setdefault((part.kind, FrozenDims(same)), {})[part] = layers
-    return list(groups.values())
 
 
 def _operators(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:

@@ -5,7 +5,7 @@ others name their layers and the pattern they are in. Both are the same here.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -17,25 +17,33 @@ from foretoken.domain.models.kinds.spec.kind import (
     Weights,
     find_kind,
 )
-from foretoken.domain.models.layer import LayerKind, LayerPart, read_pattern
+from foretoken.domain.models.layer import FrozenDims, LayerKind, LayerPart, read_pattern
 
 
 @dataclass(frozen=True, slots=True)
 class LayerStack:
-    """The layers of a model in order, and the parts beside them."""
+    """The layers of a model in order, and the parts beside them.
+
+    `mixers` are what mixes tokens, by the layers each is in, in order of appearance;
+    `feed_forwards` what each token passes through. Their groups have together what differs in
+    nothing but what the kind says may vary.
+    """
 
     layers: tuple[LayerKind, ...]
     extras: tuple[LayerPart, ...] = ()
+    mixers: Placed = field(init=False, compare=False)
+    feed_forwards: Placed = field(init=False, compare=False)
+    mixer_groups: tuple[Placed, ...] = field(init=False, compare=False)
+    feed_forward_groups: tuple[Placed, ...] = field(init=False, compare=False)
 
-    @property
-    def mixers(self) -> Placed:
-        """What mixes tokens, by the layers it is in, in order of appearance."""
-        return _placed(layer.mixer for layer in self.layers)
-
-    @property
-    def feed_forwards(self) -> Placed:
-        """What each token passes through, by the layers it is in, in order of appearance."""
-        return _placed(layer.feed_forward for layer in self.layers)
+    def __post_init__(self) -> None:
+        """Place the halves of the layers."""
+        mixers = _placed(layer.mixer for layer in self.layers)
+        halves = _placed(layer.feed_forward for layer in self.layers)
+        object.__setattr__(self, "mixers", mixers)
+        object.__setattr__(self, "feed_forwards", halves)
+        object.__setattr__(self, "mixer_groups", _alike(mixers))
+        object.__setattr__(self, "feed_forward_groups", _alike(halves))
 
     @property
     def experts(self) -> Placed:
@@ -103,7 +111,7 @@ def stack_of(model: ModelArchitecture) -> LayerStack:
 
 def _mixer(model: ModelArchitecture, layer: int) -> LayerPart:
     if model.mla is not None:
-        widths = {field.name: getattr(model.mla, field.name) for field in fields(model.mla)}
+        widths = {each.name: getattr(model.mla, each.name) for each in fields(model.mla)}
         return LayerPart(kind="latent", dims={"num_heads": model.num_heads, **widths})
     period = model.full_attention_period
     sees_all = period > 0 and layer % period == period - 1
@@ -152,3 +160,13 @@ def _placed(parts: Iterator[LayerPart | None]) -> Placed:
         if part is not None:
             placed.setdefault(part, []).append(layer)
     return {part: tuple(layers) for part, layers in placed.items()}
+
+
+def _alike(placed: Placed) -> tuple[Placed, ...]:
+    """Return the parts in groups that differ in nothing but what their kinds say may vary."""
+    groups: dict[tuple[str, FrozenDims], dict[LayerPart, tuple[int, ...]]] = {}
+    for part, layers in placed.items():
+        varying = find_kind(part.kind).varying
+        same = {name: value for name, value in part.dims.items() if name not in varying}
+        groups.setdefault((part.kind, FrozenDims(same)), {})[part] = layers
+    return tuple(groups.values())

@@ -1,10 +1,10 @@
 """Attention of grouped heads: over all tokens before, over a window of them, or inside chunks."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from foretoken.domain.lowering.batch_dims import dims_of, parts_of, window_dims
-from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.graph import OperatorNode, Partition, in_order
 from foretoken.domain.lowering.node_builder import EAGER_VARIANT, NodeBuilder
 from foretoken.domain.lowering.training_layer import (
     is_unfused,
@@ -82,8 +82,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         yield dataclasses.replace(node, kv_heads=kv_heads)
     yield from _head_norms(builder, d)
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
-    turned = (layers for part, layers in parts.items() if part["has_rope"])
-    turning = sorted(layer for layers in turned for layer in layers)
+    turning = in_order(layers for part, layers in parts.items() if part["has_rope"])
     if turning:
         dims = {"num_tokens": tokens, **heads, "head_dim": d["rotary_dim"] or head_dim}
         training = builder.options.training
@@ -133,17 +132,17 @@ def _kernels(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         yield from lower_unfused_attention(builder, shape.prefill)
         return
     # Windows are a matter of serving: they have no backward pass here.
-    reaches: dict[int, list[int]] = {}
+    reaches: dict[int, list[Sequence[int]]] = {}
     for part, held in parts.items():
         reach = _reach(part) if builder.options.has_kv_cache else 0
-        reaches.setdefault(reach, []).extend(held)
+        reaches.setdefault(reach, []).append(held)
     for name, batch in parts_of(shape):
         for reach, layers in sorted(reaches.items()):
             node = _kernel(builder, d, f"attention_{name}", dims_of(batch))
             if reach:
                 dims = window_dims(batch, reach)
                 node = _kernel(builder, d, f"attention_{name}_window", dims)
-            yield node.in_layers(sorted(layers))
+            yield node.in_layers(in_order(layers))
 
 
 def _reach(part: LayerPart) -> int:

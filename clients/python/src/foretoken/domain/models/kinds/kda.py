@@ -78,7 +78,7 @@ KIND = KindSpec(
     weights=_weights,
     state=_state,
     lower=_lower,
-    approximated="a cached prefix is taken to have its state as well, which engines keep at the ends"
+    approximated="a cached prefix is taken to have its state too, which engines keep at the ends"
     " of some blocks; the gate of the output takes no time of its own",
     split_heads=("num_heads",),
     matrices={"recurrent": ("self_attn.q_proj", "self_attn.o_proj")},
