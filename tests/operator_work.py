@@ -174,6 +174,3 @@ SPARSE_AND_LINEAR_WORK = {
         saved_elements=3 * 5 * 32,
     ),
 }
-
-# DeepSeek-V4's blocks are only imported.
-UNSWEPT = {name for name in SPARSE_AND_LINEAR_WORK if name.startswith("compressed_attention")}

@@ -12,10 +12,8 @@ from foretoken.profiler.kernel import TORCH_DTYPES, Kernel, all_kernels, find_ke
 CPU = torch.device("cpu")
 _PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "kernels.md"
 # Attention has references of its own.
-OPERATORS = sorted(
-    {name for name in all_kernels() if not name.startswith(("attention", "mla", "dsa", "msa"))}
-    - set(DRAWN)
-)
+_ATTENTION = ("attention", "compressed_attention", "dsa", "mla", "msa")
+OPERATORS = sorted({name for name in all_kernels() if not name.startswith(_ATTENTION)} - set(DRAWN))
 
 
 def _cases(phase: Phase) -> list[tuple[Kernel, DType]]:

@@ -7,17 +7,20 @@ import torch
 from latent_reference import WIDTHS, normalize, run_sequence
 
 from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.operators.compressed_attention_prefill_module import compressed_prefill_dims
 from foretoken.profiler.attention.batch import read_decode_batch, read_prefill_batch
+from foretoken.profiler.attention.compressed import CompressedBlock
 from foretoken.profiler.attention.dsa import Indexer
 from foretoken.profiler.attention.latent import LatentBlock
 from foretoken.profiler.attention.msa import MsaBlock
 from foretoken.profiler.attention.ragged import Batch
 from foretoken.profiler.attention.selected import by_rows
-from foretoken.profiler.kernel import TensorFactory, kernel_of_call
+from foretoken.profiler.kernel import TensorFactory, all_kernels, kernel_of_call
 
 _CPU = torch.device("cpu")
 # With few heads many scores would be the same: none of them positive.
 _INDEXER = {"index_num_heads": 8, "index_head_dim": 4, "index_topk": 5}
+_NONE = {"index_num_heads": 0, "index_head_dim": 0, "index_topk": 0}
 _MSA = {
     "num_heads": 4,
     "num_kv_heads": 2,
@@ -141,6 +144,82 @@ def _see_blocks(scores: list[float]) -> list[int]:
     *before, last = [range(start, min(start + 3, len(scores))) for start in starts]
     best = max(before, key=lambda block: max(scores[i] for i in block), default=range(0))
     return [*best, *last]
+
+
+_SIZES = {
+    "window": 3,
+    "num_heads": 4,
+    "hidden": 16,
+    "q_lora_rank": 6,
+    "head_dim": 4,
+    "o_groups": 2,
+    "o_lora_rank": 3,
+}
+_RATIOS = {
+    "window alone": {"compress_ratio": 0, **_NONE},
+    "all entries": {"compress_ratio": 3, **_NONE},
+    "chosen entries": {"compress_ratio": 3, **_INDEXER, "index_topk": 2},
+}
+
+
+@pytest.mark.parametrize(("q_len", "context_len"), [(11, 0), (10, 5), (1, 12), (1, 13)])
+@pytest.mark.parametrize("kind", _RATIOS)
+def test_a_compressed_block_is_the_definition(kind: str, q_len: int, context_len: int) -> None:
+    """Softmax over the last tokens and complete entries, those made of new blocks made anew."""
+    sizes = {**_RATIOS[kind], **_SIZES}
+    dims = {**compressed_prefill_dims(2, q_len, context_len, sizes), **sizes}
+    kernel = all_kernels()["compressed_attention_prefill_module"]
+    inputs = kernel.make_inputs(dims, TensorFactory(_CPU, torch.float64, seed=1))
+    block = CompressedBlock(*(tensor.clone() for tensor in inputs))
+    outputs = kernel.bind(dims)(*inputs).chunk(2)
+    for index, output in enumerate(outputs):
+        hidden, keys, entries, index_entries = (
+            tensor.chunk(2)[index].clone() if len(tensor) else tensor
+            for tensor in (block.hidden, block.keys, block.entries, block.index_entries)
+        )
+        low, new = (hidden @ block.down).split((6, 4), 1)
+        keys[context_len:] = new
+        _compress(hidden @ block.compressor, entries, context_len, sizes)
+        _compress(hidden @ block.index_compressor, index_entries, context_len, sizes)
+        low = normalize(low, block.query_norm)
+        rows = []
+        for place in range(q_len):
+            end = context_len + place + 1
+            seen = torch.arange(end // sizes["compress_ratio"] if sizes["compress_ratio"] else 0)
+            if sizes["index_topk"]:
+                pairs = zip(
+                    hidden[place] @ block.index_weight,
+                    (low[place] @ block.index_query).view(8, 4),
+                    strict=True,
+                )
+                every = [w * (index_entries[seen] @ head).clamp_min(0) for w, head in pairs]
+                seen = sum(every).argsort(descending=True)[:2]
+            context = torch.cat((keys[max(end - 3, 0) : end], entries[seen]))
+            heads = (low[place] @ block.query_up).view(4, 4)
+            attended = (heads @ context.T / 2).softmax(-1) @ context
+            groups = [
+                part.flatten() @ matrix
+                for part, matrix in zip(attended.chunk(2), block.into_groups, strict=True)
+            ]
+            rows.append(torch.cat(groups) @ block.out)
+        torch.testing.assert_close(torch.stack(rows), output)
+
+
+def _compress(
+    features: torch.Tensor, entries: torch.Tensor, first: int, sizes: Mapping[str, int]
+) -> None:
+    """Write the entries of blocks of new tokens, overlapping with the one before where indexed."""
+    ratio, width = sizes["compress_ratio"], entries.shape[-1]
+    if not ratio or not width:
+        return
+    parts = features.view(len(features), 2, -1, width)
+    start = -first % ratio
+    for place in range(start, len(features) - ratio + 1, ratio):
+        own = parts[place : place + ratio, :, -1]
+        if parts.shape[2] == 2 and place > start:
+            own = torch.cat((parts[place - ratio : place, :, 0], own))
+        weights = own[:, 1].softmax(0)
+        entries[(first + place) // ratio] = (weights * own[:, 0]).sum(0)
 
 
 def test_rows_are_taken_together_as_far_as_they_fit() -> None:

@@ -1,7 +1,18 @@
 """The whole compressed attention block of DeepSeek-V4 for one new token per sequence."""
 
-from foretoken.domain.operators.attention_decode import BATCH_AXES, BATCH_DIMS, BATCH_FEATURES
-from foretoken.domain.operators.spec.compressed_module import COMPRESSED_DIMS, compressed_weights
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operators.attention_decode import (
+    BATCH_AXES,
+    BATCH_DIMS,
+    BATCH_FEATURES,
+    decode_dims,
+)
+from foretoken.domain.operators.spec.compressed_module import (
+    COMPRESSED_DIMS,
+    compressed_weights,
+    swept_sizes,
+)
 from foretoken.domain.operators.spec.indexer import index_key_bytes, scoring_products
 from foretoken.domain.operators.spec.operator import (
     Dim,
@@ -10,6 +21,7 @@ from foretoken.domain.operators.spec.operator import (
     Relation,
     dim_axes,
 )
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 
@@ -24,6 +36,22 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     cache = (d["window_tokens"] + d["selected_entries"]) * d["head_dim"]
     elements = compressed_weights(d) + cache + 2 * d["num_seqs"] * d["hidden"]
     return elements * element_bytes + index_key_bytes(d, d["num_entries"])
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for sizes in swept_sizes(quick):
+        ratio = sizes["compress_ratio"]
+        for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
+            for kv_len in pick(quick, (32, 256), powers_of_two(64, 131072)):
+                entries = kv_len // ratio if ratio else 0
+                selected = min(entries, sizes["index_topk"] or entries)
+                yield {
+                    **decode_dims(num_seqs, kv_len),
+                    "num_entries": num_seqs * entries,
+                    "window_tokens": num_seqs * min(kv_len, sizes["window"]),
+                    "selected_entries": num_seqs * selected,
+                    **sizes,
+                }
 
 
 SPEC = OperatorSpec(
@@ -63,6 +91,6 @@ SPEC = OperatorSpec(
         Relation("window_tokens", "kv_tokens"),
         Relation("selected_entries", "num_entries"),
     ),
-    sweep=lambda _: (),
+    sweep=_sweep,
     num_weights=compressed_weights,
 )

@@ -1,6 +1,12 @@
 """The whole compressed attention block of DeepSeek-V4 (CSA, HCA or window) for new tokens."""
 
-from foretoken.domain.operators.spec.compressed_module import COMPRESSED_DIMS, compressed_weights
+from collections.abc import Iterator, Mapping
+
+from foretoken.domain.operators.spec.compressed_module import (
+    COMPRESSED_DIMS,
+    compressed_weights,
+    swept_sizes,
+)
 from foretoken.domain.operators.spec.indexer import index_key_bytes, scoring_products
 from foretoken.domain.operators.spec.operator import (
     Dim,
@@ -10,6 +16,8 @@ from foretoken.domain.operators.spec.operator import (
     dim_axes,
 )
 from foretoken.domain.operators.spec.query_blocks import QueryBlocks
+from foretoken.domain.operators.spec.sweep import pick, powers_of_two
+from foretoken.domain.operators.spec.visible_pairs import block_pairs, limited_pairs
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
 
@@ -31,6 +39,34 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
 _INDEXER_BLOCKS = QueryBlocks(
     pairs="entry_pairs", heads="index_num_heads", head_dim="index_head_dim"
 )
+
+
+def compressed_prefill_dims(
+    num_seqs: int, q_len: int, context_len: int, sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the batch dims of equal sequences, for a block of these sizes."""
+    ratio, kv_len = sizes["compress_ratio"], context_len + q_len
+    num_entries = kv_len // ratio if ratio else 0
+    limits = (num_entries, sizes["index_topk"] or num_entries)
+    pairs = [block_pairs(q_len, context_len, ratio, limit) if ratio else 0 for limit in limits]
+    return {
+        "num_seqs": num_seqs,
+        "q_tokens": num_seqs * q_len,
+        "kv_tokens": num_seqs * kv_len,
+        "num_entries": num_seqs * num_entries,
+        "window_pairs": num_seqs * limited_pairs(q_len, context_len, sizes["window"]),
+        "entry_pairs": num_seqs * pairs[0],
+        "selected_pairs": num_seqs * pairs[1],
+    }
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    for sizes in swept_sizes(quick):
+        for num_seqs in pick(quick, (1, 2), (1, 4)):
+            for q_len in pick(quick, (16, 100), powers_of_two(64, 16384)):
+                for cached in pick(quick, (0,), (0, 4096, 65536)):
+                    yield {**compressed_prefill_dims(num_seqs, q_len, cached, sizes), **sizes}
+
 
 SPEC = OperatorSpec(
     name="compressed_attention_prefill_module",
@@ -90,6 +126,6 @@ SPEC = OperatorSpec(
         Relation("q_tokens", "kv_tokens"),
         Relation("selected_pairs", "entry_pairs"),
     ),
-    sweep=lambda _: (),
+    sweep=_sweep,
     num_weights=compressed_weights,
 )

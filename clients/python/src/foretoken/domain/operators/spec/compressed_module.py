@@ -7,6 +7,8 @@ Without a ratio only the window is seen. The heads' values go back in groups, ea
 Source: DeepSeek-V4's configuration and reference implementation (`inference/model.py`), 2026.
 """
 
+from collections.abc import Iterator, Mapping
+
 from foretoken.domain.operators.spec.indexer import INDEXER_DIMS, has_indexer, query_weights
 from foretoken.domain.operators.spec.operator import Dim, Dims
 from foretoken.domain.units import Quantity
@@ -24,6 +26,36 @@ COMPRESSED_DIMS = (
 )
 # A compressor has weights for its entries and as many for how much each token counts in them.
 _COMPRESSOR_MATRICES = 2
+
+_FULL_SIZES = {
+    "window": 128,
+    "num_heads": 64,
+    "hidden": 4096,
+    "q_lora_rank": 1024,
+    "head_dim": 512,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+}
+_QUICK_SIZES = {
+    "window": 16,
+    "num_heads": 4,
+    "hidden": 128,
+    "q_lora_rank": 32,
+    "head_dim": 32,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+}
+_FULL_INDEXER = {"index_num_heads": 64, "index_head_dim": 128, "index_topk": 512}
+_QUICK_INDEXER = {"index_num_heads": 4, "index_head_dim": 16, "index_topk": 8}
+_NO_INDEXER = {"index_num_heads": 0, "index_head_dim": 0, "index_topk": 0}
+
+
+def swept_sizes(quick: bool) -> Iterator[Mapping[str, int]]:
+    """Yield the sizes of DeepSeek-V4-Flash with each ratio, and of a window alone."""
+    sizes, indexer = (_QUICK_SIZES, _QUICK_INDEXER) if quick else (_FULL_SIZES, _FULL_INDEXER)
+    yield {"compress_ratio": 4, **sizes, **indexer}
+    for ratio in (8 if quick else 128, 0):
+        yield {"compress_ratio": ratio, **sizes, **_NO_INDEXER}
 
 
 def compressed_weights(d: Dims) -> Quantity:

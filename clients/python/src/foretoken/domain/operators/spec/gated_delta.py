@@ -36,7 +36,7 @@ WORK = RecurrentWork(
 )
 # Qwen3.5-9B's, whole and of one rank of eight, and a small one to try.
 SWEPT = SweptSizes(
-    quick={"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 16, "head_v_dim": 16},
+    quick={"num_k_heads": 8, "num_v_heads": 16, "head_k_dim": 16, "head_v_dim": 16},
     full=(
         {"num_k_heads": 16, "num_v_heads": 32, "head_k_dim": 128, "head_v_dim": 128},
         {"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 128, "head_v_dim": 128},

@@ -29,7 +29,7 @@ STREAM_FEATURES: dict[str, FeatureFormula] = {
 def sweep_streams(quick: bool) -> Iterator[Mapping[str, int]]:
     """Yield tokens through DeepSeek-V4's four streams, or a few through small ones."""
     yield from cross(
-        num_tokens=pick(quick, (1, 32, 256), powers_of_two(1, 32768)),
+        num_tokens=pick(quick, (4, 32, 256), powers_of_two(1, 32768)),
         num_streams=(4,),
         hidden=pick(quick, (64,), (4096, 7168)),
     )

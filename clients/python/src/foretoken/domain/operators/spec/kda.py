@@ -26,6 +26,6 @@ WORK = RecurrentWork(
 )
 # Kimi-K3's, whole and of one rank of eight, and a small one to try.
 SWEPT = SweptSizes(
-    quick={"num_heads": 2, "head_dim": 16},
+    quick={"num_heads": 16, "head_dim": 16},
     full=({"num_heads": 96, "head_dim": 128}, {"num_heads": 12, "head_dim": 128}),
 )
