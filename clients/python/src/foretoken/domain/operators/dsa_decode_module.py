@@ -14,6 +14,7 @@ from foretoken.domain.operators.attention_decode import (
 from foretoken.domain.operators.dsa_prefill_module import num_weights
 from foretoken.domain.operators.spec.indexer import (
     INDEXER_DIMS,
+    has_indexer,
     index_key_bytes,
     indexer_weights,
     scoring_products,
@@ -85,9 +86,10 @@ SPEC = OperatorSpec(
         "sequences": lambda d, _: d["num_seqs"],
         "heads": lambda d, _: d["num_heads"],
         "sequence_heads": lambda d, _: d["num_seqs"] * d["num_heads"],
-        "longest": lambda d, _: d["kv_tokens_max"],
+        # Without an indexer nothing goes over more of the context than it selected.
+        "longest": lambda d, _: has_indexer(d) * d["kv_tokens_max"],
         "weights": lambda d, _: num_weights(d),
-        "context": lambda d, _: d["kv_tokens"],
+        "context": lambda d, _: has_indexer(d) * d["kv_tokens"],
         "scoring": lambda d, _: scoring_products(d, d["kv_tokens"]),
         "selected": lambda d, _: d["selected_tokens"],
         # Kernels take heads in groups of 64, whatever there is of them. Source: FlashMLA.

@@ -13,6 +13,7 @@ from foretoken.domain.operators.attention_prefill import (
 )
 from foretoken.domain.operators.spec.indexer import (
     INDEXER_DIMS,
+    has_indexer,
     index_key_bytes,
     indexer_weights,
     scoring_products,
@@ -85,12 +86,11 @@ COSTS: Mapping[str, FeatureFormula] = {
     "token_heads": lambda d, _: d["q_tokens"] * d["num_heads"],
     "token_features": lambda d, _: d["q_tokens"] * d["hidden"],
     "context": lambda d, _: d["kv_tokens"],
-    "longest": lambda d, _: d["kv_tokens"] / d["num_seqs"],
-    "context_heads": lambda d, _: d["kv_tokens"] * d["num_heads"],
+    "longest": lambda d, _: has_indexer(d) * d["kv_tokens"] / d["num_seqs"],
     "row_blocks": lambda d, _: ceil_divide(d["q_tokens"], 128) * d["num_heads"],
     "weights": lambda d, _: num_weights(d),
     "projections": lambda d, _: d["q_tokens"] * token_weights(d),
-    "score_pairs": lambda d, _: d["score_pairs"],
+    "score_pairs": lambda d, _: has_indexer(d) * d["score_pairs"],
     "scoring": lambda d, _: scoring_products(d, d["score_pairs"]),
     "selected_pairs": lambda d, _: d["selected_pairs"],
     # Kernels take heads in groups of 64, whatever there is of them. Source: FlashMLA.
