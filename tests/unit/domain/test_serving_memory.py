@@ -222,3 +222,17 @@ def test_adapters_take_room_of_the_kv_cache_and_are_named_where_they_do_not_fit(
     many = _plan(_LLAMA, options={"lora": dataclasses.replace(lora, max_loaded=1000)})
     assert "weights 14.99 GiB, LoRA adapters 78.12 GiB" in many.infeasibility
     assert "lower lora.max_loaded or lora.rank" in many.infeasibility
+
+
+def test_long_windows_lie_with_the_other_tokens() -> None:
+    """Whole chunks of 8192 tokens for 1024 sequences are more than what weights leave."""
+    more = dataclasses.replace(_ENGINE, max_num_seqs=1024)
+    chunked = _plan("llama-4-scout-17b-16e", "h200_sxm", more, tp=8)
+    assert (0, 0) == (chunked.window_bytes, chunked.window_bytes_per_token)
+    assert 48 * 2 * 128 * 2 == chunked.kv_bytes_per_token
+    fewer = dataclasses.replace(_ENGINE, max_num_seqs=8)
+    apart = _plan("llama-4-scout-17b-16e", "h200_sxm", fewer, tp=8)
+    assert (12 * 2 * 128 * 2, 36 * 2 * 128 * 2) == (
+        apart.kv_bytes_per_token,
+        apart.window_bytes_per_token,
+    )

@@ -189,7 +189,7 @@ def plan_serving_memory(
     reserved_bytes = float(engine.reserved_bytes)
     if any(_communicates(node) for node in nodes):
         reserved_bytes += engine.collective_bytes
-    return ServingMemory(
+    memory = ServingMemory(
         # An engine configured to take more than is free when it starts does not.
         usable_bytes=min(
             device_bytes * engine.memory_utilization_ratio, device_bytes - outside_bytes
@@ -210,6 +210,21 @@ def plan_serving_memory(
         context_bytes=outside_bytes,
         memory_rule=engine.memory_rule,
         adapters_bytes=adapters_bytes,
+    )
+    return _share_windows(memory)
+
+
+def _share_windows(memory: ServingMemory) -> ServingMemory:
+    """Return memory in which long windows lie with the other tokens, as engines share one pool.
+
+    Room for the whole windows of all sequences, where that is more than what is left, would be kept
+    for tokens that short requests do not have: layers with a window then count every token.
+    """
+    if memory.window_bytes <= memory.kv_bytes:
+        return memory
+    token_bytes = memory.kv_bytes_per_token + memory.window_bytes_per_token
+    return replace(
+        memory, kv_bytes_per_token=token_bytes, window_bytes=0.0, window_bytes_per_token=0.0
     )
 
 
