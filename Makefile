@@ -80,12 +80,14 @@ setup: $(STAMP) ## make .venv with everything in it; quick when it is fresh
 # The development group is read here because pip before 25.1 has no --group.
 # -qq: a machine's own package folders may warn about each package they do not have.
 $(STAMP): pyproject.toml starter/pyproject.toml
-	@echo "setting up $(VENV); a minute or two when it is new"
+	@echo "setting up $(VENV); two minutes or three when it is new"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Foretoken needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > $(VENV)/dev-group.txt
 	$(BIN)/python -m pip install -qq $(TORCH)
 	$(BIN)/python -m pip install -qq --editable ./starter --editable '.[all]' --requirement $(VENV)/dev-group.txt
+	@echo "compiling the serving engine, so that no question waits for that"
+	$(BIN)/python -c 'from foretoken.simulator.serving.compilation import compile_engines as c; c(())'
 	@touch $@
 
 .PHONY: setup-lake

@@ -7,7 +7,11 @@ import pytest
 
 from foretoken.domain.errors import UnknownPluginError
 from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import ServingSearchRequest, ServingSpace
 from foretoken.simulator.cost.tables import CostTables, flat_tables
+from foretoken.simulator.search.jobs import schedulers_of
 from foretoken.simulator.serving.compilation import must_compile, warm_up
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import run_deployment
@@ -25,6 +29,14 @@ def _plan(num_requests: int, num_tokens: int) -> RequestPlan:
 def test_what_has_been_compiled_need_not_be_compiled() -> None:
     warm_up(_SETUP, _TABLES)
     assert not must_compile(_SETUP)
+
+
+def test_a_search_waits_for_the_schedulers_of_its_engines_alone() -> None:
+    scenario = ServingScenario(model=find_model("llama-3-8b"), device="h100_sxm")
+    space = ServingSpace(profiles=("vllm-0.19", "sglang-0.5", "vllm-0.8"))
+    asked = ServingSearchRequest(scenario=scenario)
+    assert schedulers_of(asked) == ("chunked_prefill",)
+    assert schedulers_of(dataclasses.replace(asked, space=space)) == ("chunked_prefill", "sglang")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Searches as jobs: checked before they start, resumed after a restart, watched as they find."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -46,16 +46,31 @@ from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.wire.result_file import take_tables
 
 
-def compile_in_worker(executor: Executor, check: Callable[[], None]) -> None:
+def schedulers_of(request: ServingSearchRequest) -> tuple[str, ...]:
+    """Return the schedulers of the engines that a search tries, by name.
+
+    Raises:
+        InvalidRequestError: a rule of the engine that there is not.
+        UnknownPluginError: there is no engine of that name.
+
+    """
+    own = request.scenario.engine
+    engines = [replace(own, profile=name) for name in request.space.profiles or (own.profile,)]
+    return tuple(dict.fromkeys(engine.resolve().scheduler for engine in engines))
+
+
+def compile_in_worker(
+    executor: Executor, schedulers: Sequence[str], check: Callable[[], None]
+) -> None:
     """Let one worker compile what the others load; `check` as of `Executor.run`.
 
     Not this process, whose other threads would wait meanwhile.
     """
-    list(executor.run(_compile, (0,), None, check))
+    list(executor.run(_compile, (0,), schedulers, check))
 
 
-def _compile(_item: int, _shared: None) -> None:
-    compile_engines()
+def _compile(_item: int, schedulers: Sequence[str]) -> None:
+    compile_engines(schedulers)
 
 
 F = TypeVar("F", Finalist, StrategyFinalist)
@@ -224,9 +239,10 @@ class SearchJobs:
     def _serving_work(self, request: ServingSearchRequest) -> Work:
         def work(progress: JobProgress) -> ServingSearchReport:
             executor = self._open_executor()
-            if request.num_finalists and must_compile_any():
+            schedulers = schedulers_of(request)
+            if request.num_finalists and must_compile_any(schedulers):
                 progress.update(0.0, "compile the engine, once on this machine")
-                compile_in_worker(executor, progress.check)
+                compile_in_worker(executor, schedulers, progress.check)
             with JobContext(executor, progress, self._statistics) as context:
                 report = self._search.run(request, context)
                 num_workers = report.num_workers or context.num_workers

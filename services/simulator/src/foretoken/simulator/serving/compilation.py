@@ -1,7 +1,7 @@
 """Compile the serving engine: LLVM takes a minute for it, once on a machine."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 
 import numpy as np
@@ -33,11 +33,12 @@ def must_compile(setup: DeploymentSetup | ClusterSetup) -> bool:
     return not all(EnginePool.is_ready(pool.engines) for pool in setup.pools)
 
 
-def must_compile_any() -> bool:
-    """Whether anything of the engine, of pools of it or of its schedulers is not kept."""
+def must_compile_any(schedulers: Iterable[str] | None = None) -> bool:
+    """Whether anything of the engine, of pools of it or of schedulers, else all, is not kept."""
     setup = DeploymentSetup(profile=find_engine(DEFAULT_PROFILE), num_kv_blocks=1)
     is_kept = is_ready(setup) and EnginePool.is_ready(setup)
-    return not (is_kept and all(each.is_ready for each in list_schedulers().values()))
+    names = list_schedulers() if schedulers is None else schedulers
+    return not (is_kept and all(find_scheduler(name).is_ready for name in names))
 
 
 def warm_up(setup: DeploymentSetup, tables: CostTables) -> None:
@@ -46,15 +47,18 @@ def warm_up(setup: DeploymentSetup, tables: CostTables) -> None:
     run_engines(plan_requests(one, one, one), setup, tables, lambda _: None)
 
 
-def compile_engines() -> None:
-    """Compile the engine and every scheduler, or load them where that was done before."""
-    for wanted in _everything():
+def compile_engines(schedulers: Iterable[str] | None = None) -> None:
+    """Compile the engine and some schedulers, else all; load what was compiled before.
+
+    Each takes a third as long as the engine; that of the default profile comes with it.
+    """
+    for wanted in _engines_with(list_schedulers() if schedulers is None else schedulers):
         _compile(wanted, None)
 
 
 def load_engines(wait: Callable[[], None]) -> None:
     """Load the engine and every scheduler, compiled as by `compile_apart` where that is needed."""
-    _compile_apart(must_compile_any, _everything(), wait)
+    _compile_apart(must_compile_any, _engines_with(list_schedulers()), wait)
     compile_engines()
 
 
@@ -85,8 +89,8 @@ def _compile_apart(
         _COMPILING.release()
 
 
-def _everything() -> tuple[_Wanted, ...]:
-    names = tuple(list_schedulers())
+def _engines_with(schedulers: Iterable[str]) -> tuple[_Wanted, ...]:
+    names = tuple(schedulers)
     return (False, names), (True, names)
 
 
