@@ -311,7 +311,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (ModelArchitecture, "sliding_window"): NOT_NEGATIVE,
     (ModelArchitecture, "full_attention_period"): NOT_NEGATIVE,
     (ModelArchitecture, "vocab"): POSITIVE,
-    # Layers by name, their pattern and what is beside them hang together.
+    # Layers by name, their pattern and what is outside them hang together.
     (LayerKind, "name"): st.from_regex(r"\A[A-Za-z_][A-Za-z0-9_-]{0,7}\Z"),
     (LayerKind, "mixer"): st.deferred(lambda: values_of(LayerPart)),
     (LayerPart, "kind"): st.just("prediction_heads"),

@@ -41,7 +41,7 @@ def check_group(columns: Columns, topology: TopologySpec | None) -> None:
     """Refuse a collective of more devices on a node than the topology's nodes have.
 
     Raises:
-        InvalidRequestError: a row asks for more.
+        InvalidRequestError: a row requires more.
 
     """
     most = int(columns["devices_per_node"].max())

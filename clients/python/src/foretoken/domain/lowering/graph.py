@@ -141,7 +141,7 @@ class OperatorNode:
 
     @property
     def placement(self) -> Placement:
-        """What says in which layers it runs, for an operator beside it."""
+        """What says in which layers it runs, for an operator that runs in the same ones."""
         return {
             "repeat": self.repeat,
             "first_layer": self.first_layer,

@@ -388,7 +388,7 @@ def _kv_dtype(nodes: Nodes) -> DType:
 
 
 def _extra_bytes(nodes: Nodes, rank: RankContext) -> float:
-    """Return the weights beside the layers that no operator here has, on a rank with embeddings.
+    """Return the weights outside the layers that no operator here has, on a rank with embeddings.
 
     Engines split encoders over tp as they split layers.
     """

@@ -75,7 +75,7 @@ class ModelArchitecture:
 
     Its layers are alike, but for those of `moe.num_dense_layers` and of `full_attention_period`, or
     they are those of `layers` in the order of `pattern` (see `models/layer.py`), which then say all
-    that is of layers. `extras` stand beside the layers: encoders, streams, further embeddings.
+    that is of layers. `extras` stand outside the layers: encoders, streams, further embeddings.
     `models/stack.py` has the layers of either.
 
     `activation` is `silu`, `gelu` or `relu2`; `is_gated` MLPs have gate and up projections.
@@ -180,7 +180,7 @@ class ModelArchitecture:
         checks: dict[str, tuple[bool, str]] = {
             "extras": (
                 all(find_kind(part.kind).place is Place.MODEL for part in self.extras),
-                "stand beside the layers; a half of a layer belongs to `layers`",
+                "stand outside the layers; a half of a layer belongs to `layers`",
             )
         }
         return checks if self.layers else {**checks, **self._contradictions_of_layers()}

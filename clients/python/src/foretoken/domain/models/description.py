@@ -16,7 +16,7 @@ _BITS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartFigures:
-    """A part of a model: `num_layers` layers of it, or 1 where it stands beside the layers.
+    """A part of a model: `num_layers` layers of it, or 1 where it stands outside the layers.
 
     `stored` names the schemes of its matrices. A request keeps `token_bytes` of every token, of the
     last `window_tokens` also `window_bytes`, and `request_bytes` however long it is.

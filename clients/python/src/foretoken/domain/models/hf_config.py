@@ -89,6 +89,6 @@ def load_hf_config(path: Path) -> ModelArchitecture:
     if not isinstance(config, Mapping):
         raise InvalidRequestError.of_field("model", f"{file} holds no JSON object")
     name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    beside = file.with_name(file.name.replace("config.json", "hf_quant_config.json"))
-    modelopt = read_json(beside, "model") if beside != file and is_there(beside) else None
+    sibling = file.with_name(file.name.replace("config.json", "hf_quant_config.json"))
+    modelopt = read_json(sibling, "model") if sibling != file and is_there(sibling) else None
     return architecture_of_hf_config(config, name, modelopt)

@@ -147,7 +147,7 @@ def _gemma4(reader: ConfigReader) -> Fields:
     reader.require("use_double_wide_mlp", default=False, allowed=False)
     half = mlp_of(reader.integer("intermediate_size"))
     if reader.flag("enable_moe_block", default=False):
-        # A dense network runs beside the experts: one that all tokens share.
+        # A dense network runs with the experts: one that all tokens share.
         half = read_experts(reader, shared_intermediate=half["intermediate"])
     extras: tuple[LayerPart, ...] = ()
     width = reader.optional("hidden_size_per_layer_input", 0)

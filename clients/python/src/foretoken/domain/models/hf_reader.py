@@ -111,7 +111,7 @@ _INERT = frozenset(
             "scale_attn_by_inverse_layer_idx",
         ),
         *("embd_pdrop", "resid_pdrop", "attn_pdrop", "classifier_dropout", "hidden_dropout"),
-        # images and sound beside their encoders
+        # images and sound in addition to their encoders
         *(
             "image_placeholder",
             "video_placeholder",

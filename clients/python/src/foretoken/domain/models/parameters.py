@@ -38,7 +38,7 @@ class ParameterCount:
 
     Some publish that number without the `embedding`, of which a token reads one row. A tied head
     counts in `embedding` alone. `norms` are those of layers, `parts` the kinds of their halves and
-    what stands beside the layers.
+    what stands outside the layers.
     """
 
     embedding: int

@@ -1,4 +1,4 @@
-"""The layers of a model, each of a kind: what everything that asks about layers reads.
+"""The layers of a model, each of a kind: what everything that needs the layers reads.
 
 Models whose layers are alike, or dense before and expert after some layer, say so in a few fields;
 others name their layers and the pattern they are in. Both are the same here.
@@ -22,7 +22,7 @@ from foretoken.domain.models.layer import FrozenDims, LayerKind, LayerPart, read
 
 @dataclass(frozen=True, slots=True)
 class LayerStack:
-    """The layers of a model in order, and the parts beside them.
+    """The layers of a model in order, and the parts outside them.
 
     `mixers` are what mixes tokens, by the layers each is in, in order of appearance;
     `feed_forwards` what each token passes through. Their groups have together what differs in
@@ -76,12 +76,12 @@ class LayerStack:
         return tuple(sorted(heads))
 
     def find_extra(self, kind: str) -> LayerPart | None:
-        """Return the part of that kind beside the layers, None where there is none."""
+        """Return the part of that kind outside the layers, None where there is none."""
         return next((part for part in self.extras if part.kind == kind), None)
 
 
 def weights_of(part: LayerPart, model: ModelArchitecture) -> tuple[Weights, ...]:
-    """Return the weights of one layer's part, or of a part beside the layers."""
+    """Return the weights of one layer's part, or of a part outside the layers."""
     return tuple(w for w in find_kind(part.kind).weights(part.dims, model) if w.total)
 
 

@@ -269,7 +269,7 @@ ENGINE = _record(
         ("first_transferred_in", np.int32),
         ("last_transferred_in", np.int32),
         ("num_free", np.int32),  # blocks
-        ("is_listed", np.int32),  # its blocks are told apart, for some have or had names
+        ("is_listed", np.int32),  # its blocks are listed one by one, for some have or had names
         ("num_slots", np.int32),  # free ones
         ("first_spare", np.int32),  # place for a kept block
         ("num_steps", np.int32),

@@ -48,14 +48,14 @@ KIND = KindSpec(
     summary="feed-forward networks of which a router picks a few for every token",
     source="DeepSeek-V3, 2024, section 2.1.2 (shared experts); Qwen2 (their gate); Nemotron 3, 2026"
     " (experts between latent projections); LongCat-Flash, 2025 (null experts); Gemma 4's modelling"
-    " file in transformers 5 (a dense network beside them)",
+    " file in transformers 5 (a dense network next to them)",
     dims=(
         KindDim("num_experts", "routed experts", minimum=1),
         KindDim("top_k", "of which each token visits so many", minimum=1),
         KindDim("intermediate", "features between the products of an expert", minimum=1),
         KindDim("shared_intermediate", "the same of all shared experts together", 0),
         KindDim("num_null_experts", "experts that return their input", 0),
-        KindDim("is_gated", "1: a gate beside the up projection", 1),
+        KindDim("is_gated", "1: a gate next to the up projection", 1),
         KindDim("has_bias", "1: projections have a bias", 0),
         KindDim("has_shared_gate", "1: shared experts have a gate from the router", 0),
         KindDim("latent", "features that routed experts work in; 0: those of the model", 0),

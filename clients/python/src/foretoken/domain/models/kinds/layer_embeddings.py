@@ -1,4 +1,4 @@
-"""Embeddings of each token for each layer (Gemma), beside those at the input."""
+"""Embeddings of each token for each layer (Gemma), in addition to those at the input."""
 
 from collections.abc import Iterator
 

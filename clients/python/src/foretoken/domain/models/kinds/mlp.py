@@ -37,7 +37,7 @@ KIND = KindSpec(
     source="Vaswani et al., 2017; Shazeer, GLU variants, 2020 (the gate)",
     dims=(
         KindDim("intermediate", "features between its products", minimum=1),
-        KindDim("is_gated", "1: a gate beside the up projection", 1),
+        KindDim("is_gated", "1: a gate next to the up projection", 1),
         KindDim("has_bias", "1: projections have a bias", 0),
     ),
     weights=_weights,

@@ -19,7 +19,7 @@ class QueryBlocks:
     def costs(self, block: int, name: str = "") -> Mapping[str, FeatureFormula]:
         """Return what latency grows with by blocks of so many queries of a head.
 
-        A kernel with other such blocks beside it says by `name` which these are.
+        A kernel with other such blocks in addition says by `name` which these are.
         """
 
         def num_blocks(d: Dims) -> Quantity:

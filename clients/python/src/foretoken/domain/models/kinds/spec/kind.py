@@ -26,7 +26,7 @@ class Place(enum.Enum):
 
     MIXER = 1  # the first half of a layer, between tokens
     FEED_FORWARD = 2  # the second half of a layer, every token for itself
-    MODEL = 3  # beside the layers: an encoder, extra embeddings, streams of the residual
+    MODEL = 3  # outside the layers: an encoder, extra embeddings, streams of the residual
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class KindSpec:
     `lower` yields the operators of the layers a builder is for; of parts that differ in `varying`
     alone it gets all, with the layers of each. `split_heads` names dimensions that tensor
     parallelism must divide, `rotary_dim` returns the features of a head that turn with the
-    position. `around` yields a half of a layer with what a part beside the layers
+    position. `around` yields a half of a layer with what a part outside the layers
     runs before and after it.
     `matrices` are some of each part's that `weights` name, as checkpoints of the field call them.
     `varying` names dimensions in which layers may differ that share all but their kernels.
