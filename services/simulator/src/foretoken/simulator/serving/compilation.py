@@ -50,7 +50,7 @@ def warm_up(setup: DeploymentSetup, tables: CostTables) -> None:
 def compile_engines(schedulers: Iterable[str] | None = None) -> None:
     """Compile the engine and some schedulers, else all; load what was compiled before.
 
-    Each takes a third as long as the engine; that of the default profile comes with it.
+    Each takes some seconds; that of the default profile comes with the engine.
     """
     for wanted in _engines_with(list_schedulers() if schedulers is None else schedulers):
         _compile(wanted, None)
