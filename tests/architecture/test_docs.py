@@ -199,7 +199,7 @@ def test_device_and_model_blocks_are_accepted() -> None:
     for block in _blocks("yaml", "model"):
         content = parse_yaml(block.text, block.place)
         decoded.append(schema.decode(ModelArchitecture, {"name": "example", **content}))
-    assert [DeviceSpec, ModelArchitecture] == [type(item) for item in decoded]
+    assert [DeviceSpec, ModelArchitecture, ModelArchitecture] == [type(item) for item in decoded]
 
 
 def test_all_other_blocks_are_well_formed() -> None:

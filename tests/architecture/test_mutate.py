@@ -11,7 +11,8 @@ _PROGRAM = _ROOT / "tests" / "mutation" / "mutate.py"
 _MODULE = "foretoken.simulator.engine.schedulers.orca"
 _FILE = _ROOT / "services/simulator/src/foretoken/simulator/engine/schedulers/orca.py"
 _FOLDER = "tests/unit/simulator/serving"
-_TESTS = f"{_FOLDER}/test_schedulers_golden.py {_FOLDER}/test_scheduler_orca.py"
+_NAMES = ("schedulers_golden", "schedulers_drawn", "scheduler_orca")
+_TESTS = " ".join(f"{_FOLDER}/test_{name}.py" for name in _NAMES)
 
 
 def test_a_module_has_the_tests_that_bear_its_name_or_its_folders() -> None:
