@@ -11,7 +11,10 @@ from foretoken.simulator.launch.options import text_arguments
 from foretoken.simulator.launch.server import ServedOptions, all_servers
 
 # What a server has no option for.
-_UNSAID = {"vllm": {"mixes_prefill"}, "sglang": {"num_loras"}}
+_UNSAID = {
+    "vllm": {"mixes_prefill", "receive_interval"},
+    "sglang": {"num_loras", "prefill_interval"},
+}
 
 
 @st.composite
@@ -38,6 +41,8 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         has_graphs=draw(st.booleans()),
         has_priority_scheduling=draw(st.booleans()),
         mixes_prefill=draw(st.booleans()),
+        prefill_interval=draw(st.integers(1, 64)),
+        receive_interval=draw(st.integers(1, 64)),
         role=draw(st.sampled_from(["aggregated", "prefill", "decode"])),
         max_loras=max_loras,
         num_loras=max_loras + draw(st.integers(0, 8)) if max_loras else 0,

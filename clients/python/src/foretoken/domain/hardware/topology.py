@@ -43,8 +43,8 @@ class TopologySpec:
     intra_node: Link
     inter_node: Link
     ports_per_node: int = 0
-    links_pairs: bool = False
     nodes_like: str = ""
+    links_pairs: bool = False
 
     @property
     def num_ports(self) -> int:

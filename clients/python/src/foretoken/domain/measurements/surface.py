@@ -50,7 +50,7 @@ def check_axes(axes: Sequence[Axis], max_points: int) -> Iterator[FieldViolation
 
 # A grid in one answer stays below a message's 16 MiB: six numbers of 8 bytes a point, and as many
 # again for the dimensions of the nearest measured point; no operator has a dozen.
-MAX_SURFACE_POINTS = 100_000
+MAX_SURFACE_POINTS = 80_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

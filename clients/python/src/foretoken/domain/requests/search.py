@@ -240,16 +240,16 @@ class ServingSpace:
         " checkpoint's own.",
         names=("--quantization",),
     )
+    routers: tuple[str, ...] = option(
+        (), "Routers before the replicas, several with commas.", names=("--router",)
+    )
+    server: str = ""
     speculations: tuple[str, ...] = option(
         (),
         "Speculation, with commas: a method and how many tokens it drafts, `none,ngram:3,layers:2`;"
         " accepted as the scenario's `speculative` says. Default: the scenario's.",
         names=("--speculation",),
     )
-    routers: tuple[str, ...] = option(
-        (), "Routers before the replicas, several with commas.", names=("--router",)
-    )
-    server: str = ""
 
     def __post_init__(self) -> None:
         """Refuse modes there are not and counts below one."""

@@ -128,6 +128,9 @@ def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) ->
     flight.num_used_blocks = state.num_blocks - engine.num_free
     flight.step = engine.num_steps
     engine.num_steps += 1
+    # Whether it looks for requests is decided by the steps alone.
+    if engine.num_steps - unit.received_step >= state.receive_interval:
+        unit.received_step = engine.num_steps
     if unit.num_flights == 0:
         write_step(state, e, place, now_ns)
     unit.next_ns = now_ns
