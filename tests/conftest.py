@@ -10,11 +10,11 @@ import pytest
 from hypothesis import settings
 
 # How long an example takes says how busy the machine is. Few examples where everybody waits for all
-# tests; `make test-slow` draws four times as many.
-settings.register_profile("suite", deadline=None, max_examples=25)
+# tests; `make test-slow` draws seven times as many.
+settings.register_profile("suite", deadline=None, max_examples=15)
 settings.load_profile("suite")
 settings.register_profile("slow", deadline=None, max_examples=100)
-# Forty times as many: pytest --hypothesis-profile=thorough tests/properties/test_...py
+# Many more: pytest --hypothesis-profile=thorough tests/properties/test_...py
 settings.register_profile("thorough", deadline=None, max_examples=1_000)
 
 # An empty home is empty: tests of the starter name it. What a test starts inherits this.
