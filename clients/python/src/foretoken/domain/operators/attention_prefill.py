@@ -53,17 +53,17 @@ def _fewest_pairs(d: Dims) -> Quantity:
     return new + (d["kv_tokens"] - d["q_tokens"]) * after
 
 
-_TOKEN_RELATIONS = (Relation("num_seqs", "q_tokens"), Relation("q_tokens", "kv_tokens"))
+TOKEN_RELATIONS = (Relation("num_seqs", "q_tokens"), Relation("q_tokens", "kv_tokens"))
 _MOST_PAIRS = Bound("score_pairs", _most_pairs, "all that so many tokens can have")
 # Blocks of a ring are not causal: a query may see all keys of its sequence.
 BATCH_RELATIONS = (
-    *_TOKEN_RELATIONS,
+    *TOKEN_RELATIONS,
     _MOST_PAIRS,
     Bound("score_pairs", _fewest_pairs, "the fewest that so many tokens have", is_least=True),
 )
 # Behind a window, whose own token is new, a query sees no more than its width.
 WINDOW_RELATIONS = (
-    *_TOKEN_RELATIONS,
+    *TOKEN_RELATIONS,
     Bound(
         "kv_tokens",
         lambda d: d["q_tokens"] + d["num_seqs"] * (d["window"] - 1),

@@ -6,6 +6,7 @@ from foretoken.domain.operators.attention_decode import (
     BATCH_AXES,
     BATCH_DIMS,
     BATCH_FEATURES,
+    BATCH_RELATIONS,
     decode_dims,
 )
 from foretoken.domain.operators.spec.compressed_module import (
@@ -86,8 +87,7 @@ SPEC = OperatorSpec(
     },
     axes={**BATCH_AXES, **dim_axes("num_heads", "hidden", "compress_ratio")},
     relations=(
-        Relation("num_seqs", "kv_tokens"),
-        Relation("kv_tokens_max", "kv_tokens"),
+        *BATCH_RELATIONS,
         Relation("window_tokens", "kv_tokens"),
         Relation("selected_entries", "num_entries"),
     ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from foretoken.domain.operators.attention_prefill import TOKEN_RELATIONS
 from foretoken.domain.operators.spec.compressed_module import (
     COMPRESSED_DIMS,
     compressed_weights,
@@ -122,8 +123,7 @@ SPEC = OperatorSpec(
         **dim_axes("num_heads", "hidden", "compress_ratio"),
     },
     relations=(
-        Relation("num_seqs", "q_tokens"),
-        Relation("q_tokens", "kv_tokens"),
+        *TOKEN_RELATIONS,
         Relation("selected_pairs", "entry_pairs"),
     ),
     sweep=_sweep,

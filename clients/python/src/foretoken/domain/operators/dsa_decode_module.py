@@ -9,6 +9,7 @@ from foretoken.domain.operators.attention_decode import (
     BATCH_AXES,
     BATCH_DIMS,
     BATCH_FEATURES,
+    BATCH_RELATIONS,
     decode_dims,
 )
 from foretoken.domain.operators.dsa_prefill_module import num_weights
@@ -36,6 +37,8 @@ from foretoken.domain.operators.spec.operator import (
 )
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
+
+SELECTED_TOKENS = Dim("selected_tokens", "context that the selection leaves, summed over sequences")
 
 
 def _flops(d: Dims, _element_bytes: float) -> Quantity:
@@ -71,7 +74,7 @@ SPEC = OperatorSpec(
     group="attention",
     dims=(
         *BATCH_DIMS,
-        Dim("selected_tokens", "context that the selection leaves, summed over sequences"),
+        SELECTED_TOKENS,
         *MODULE_DIMS,
         *INDEXER_DIMS,
     ),
@@ -98,8 +101,7 @@ SPEC = OperatorSpec(
     },
     axes={**BATCH_AXES, **dim_axes("num_heads", "hidden", "index_num_heads")},
     relations=(
-        Relation("num_seqs", "kv_tokens"),
-        Relation("kv_tokens_max", "kv_tokens"),
+        *BATCH_RELATIONS,
         Relation("selected_tokens", "kv_tokens"),
     ),
     sweep=_sweep,

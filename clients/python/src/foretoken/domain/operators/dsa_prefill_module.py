@@ -9,6 +9,7 @@ from foretoken.domain.operators.attention_prefill import (
     BATCH_AXES,
     BATCH_DIMS,
     BATCH_FEATURES,
+    BATCH_RELATIONS,
     prefill_dims,
 )
 from foretoken.domain.operators.spec.indexer import (
@@ -133,8 +134,7 @@ SPEC = OperatorSpec(
     costs=COSTS,
     axes={**BATCH_AXES, **dim_axes("num_heads", "hidden", "index_num_heads")},
     relations=(
-        Relation("num_seqs", "q_tokens"),
-        Relation("q_tokens", "kv_tokens"),
+        *BATCH_RELATIONS,
         Relation("selected_pairs", "score_pairs"),
     ),
     sweep=_sweep,

@@ -6,8 +6,10 @@ from foretoken.domain.operators.attention_decode import (
     BATCH_AXES,
     BATCH_DIMS,
     BATCH_FEATURES,
+    BATCH_RELATIONS,
     decode_dims,
 )
+from foretoken.domain.operators.dsa_decode_module import SELECTED_TOKENS
 from foretoken.domain.operators.spec.msa_module import (
     MSA_DIMS,
     msa_weights,
@@ -16,7 +18,6 @@ from foretoken.domain.operators.spec.msa_module import (
 )
 from foretoken.domain.operators.spec.operator import (
     HEAD_RELATION,
-    Dim,
     Dims,
     OperatorSpec,
     Relation,
@@ -56,7 +57,7 @@ SPEC = OperatorSpec(
     group="attention",
     dims=(
         *BATCH_DIMS,
-        Dim("selected_tokens", "context that the selection leaves, summed over sequences"),
+        SELECTED_TOKENS,
         *MSA_DIMS,
     ),
     flops=_flops,
@@ -81,8 +82,7 @@ SPEC = OperatorSpec(
     axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "hidden")},
     relations=(
         HEAD_RELATION,
-        Relation("num_seqs", "kv_tokens"),
-        Relation("kv_tokens_max", "kv_tokens"),
+        *BATCH_RELATIONS,
         Relation("selected_tokens", "kv_tokens"),
     ),
     sweep=_sweep,

@@ -6,6 +6,7 @@ from foretoken.domain.operators.attention_prefill import (
     BATCH_AXES,
     BATCH_DIMS,
     BATCH_FEATURES,
+    BATCH_RELATIONS,
     prefill_dims,
 )
 from foretoken.domain.operators.dsa_prefill_module import SELECTED_PAIRS
@@ -93,8 +94,7 @@ SPEC = OperatorSpec(
     axes={**BATCH_AXES, **dim_axes("num_heads", "num_kv_heads", "hidden")},
     relations=(
         HEAD_RELATION,
-        Relation("num_seqs", "q_tokens"),
-        Relation("q_tokens", "kv_tokens"),
+        *BATCH_RELATIONS,
         Relation("selected_pairs", "score_pairs"),
     ),
     sweep=_sweep,
