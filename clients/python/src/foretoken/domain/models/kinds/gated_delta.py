@@ -16,9 +16,12 @@ from foretoken.domain.models.kinds.spec.kind import (
     RequestState,
     Weights,
 )
-
-# The convolution keeps its last inputs in 16 bits.
-_INPUT_BYTES = 2
+from foretoken.domain.models.kinds.spec.recurrent import (
+    APPROXIMATED,
+    CONV_KERNEL,
+    STATE_BYTES,
+    recurrent_state,
+)
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -37,10 +40,7 @@ def _state(d: Dims, tp: int) -> RequestState:
         local_heads(d["num_value_heads"], tp),
     )
     channels = 2 * num_keys * d["key_head_dim"] + num_values * d["value_head_dim"]
-    state = num_values * d["key_head_dim"] * d["value_head_dim"] * d["state_bytes"]
-    return RequestState(
-        request_bytes=state + channels * (d["conv_kernel"] - 1) * _INPUT_BYTES,
-    )
+    return recurrent_state(d, num_values * d["key_head_dim"] * d["value_head_dim"], channels)
 
 
 def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
@@ -78,14 +78,13 @@ KIND = KindSpec(
         KindDim("key_head_dim", "features of a key head", minimum=1),
         KindDim("num_value_heads", "value heads, each with a state", minimum=1),
         KindDim("value_head_dim", "features of a value head", minimum=1),
-        KindDim("conv_kernel", "tokens that the convolution sees", 4, minimum=1),
-        KindDim("state_bytes", "bytes of a number of the state", 4, minimum=1),
+        CONV_KERNEL,
+        STATE_BYTES,
     ),
     weights=_weights,
     state=_state,
     lower=_lower,
-    approximated="a cached prefix is taken to have its state too, which engines keep at the ends"
-    " of some blocks; the gate of the output takes no time of its own",
+    approximated=APPROXIMATED,
     split_heads=("num_value_heads",),
     matrices={"recurrent": ("linear_attn.in_proj_qkv", "linear_attn.out_proj")},
 )

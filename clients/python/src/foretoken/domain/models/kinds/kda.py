@@ -16,9 +16,12 @@ from foretoken.domain.models.kinds.spec.kind import (
     RequestState,
     Weights,
 )
-
-# The convolutions keep their last inputs in 16 bits.
-_INPUT_BYTES = 2
+from foretoken.domain.models.kinds.spec.recurrent import (
+    APPROXIMATED,
+    CONV_KERNEL,
+    STATE_BYTES,
+    recurrent_state,
+)
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -33,10 +36,7 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
 
 def _state(d: Dims, tp: int) -> RequestState:
     width = local_heads(d["num_heads"], tp) * d["head_dim"]
-    state = width * d["head_dim"] * d["state_bytes"]
-    return RequestState(
-        request_bytes=state + 3 * width * (d["conv_kernel"] - 1) * _INPUT_BYTES,
-    )
+    return recurrent_state(d, width * d["head_dim"], 3 * width)
 
 
 def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
@@ -71,15 +71,14 @@ KIND = KindSpec(
     dims=(
         KindDim("num_heads", "heads, each with a state", minimum=1),
         KindDim("head_dim", "features of a head", minimum=1),
-        KindDim("conv_kernel", "tokens that a convolution sees", 4, minimum=1),
+        CONV_KERNEL,
         KindDim("has_full_gate", "1: the gate of the output is one matrix, 0: of low rank", 0),
-        KindDim("state_bytes", "bytes of a number of the state", 4, minimum=1),
+        STATE_BYTES,
     ),
     weights=_weights,
     state=_state,
     lower=_lower,
-    approximated="a cached prefix is taken to have its state too, which engines keep at the ends"
-    " of some blocks; the gate of the output takes no time of its own",
+    approximated=APPROXIMATED,
     split_heads=("num_heads",),
     matrices={"recurrent": ("self_attn.q_proj", "self_attn.o_proj")},
 )

@@ -16,9 +16,12 @@ from foretoken.domain.models.kinds.spec.kind import (
     RequestState,
     Weights,
 )
-
-# The convolution keeps its last inputs in 16 bits.
-_INPUT_BYTES = 2
+from foretoken.domain.models.kinds.spec.recurrent import (
+    APPROXIMATED,
+    CONV_KERNEL,
+    STATE_BYTES,
+    recurrent_state,
+)
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -34,8 +37,7 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
 def _state(d: Dims, tp: int) -> RequestState:
     width = local_heads(d["num_heads"], tp) * d["head_dim"]
     grouped = 2 * local_heads(d["num_groups"], tp) * d["state_dim"]
-    inputs = (width + grouped) * (d["conv_kernel"] - 1) * _INPUT_BYTES
-    return RequestState(request_bytes=width * d["state_dim"] * d["state_bytes"] + inputs)
+    return recurrent_state(d, width * d["state_dim"], width + grouped)
 
 
 def _check(d: Dims) -> Mapping[str, tuple[bool, str]]:
@@ -74,15 +76,14 @@ KIND = KindSpec(
         KindDim("head_dim", "features of a head", minimum=1),
         KindDim("state_dim", "width of the state of a feature", minimum=1),
         KindDim("num_groups", "groups of heads that share input and output of the state", 1, 1),
-        KindDim("conv_kernel", "tokens that the convolution sees", 4, minimum=1),
+        CONV_KERNEL,
         KindDim("has_bias", "1: the projections have a bias", 0),
-        KindDim("state_bytes", "bytes of a number of the state", 4, minimum=1),
+        STATE_BYTES,
     ),
     weights=_weights,
     state=_state,
     lower=_lower,
-    approximated="a cached prefix is taken to have its state too, which engines keep at the ends"
-    " of some blocks; the gate of the output takes no time of its own",
+    approximated=APPROXIMATED,
     split_heads=("num_heads",),
     check=_check,
     matrices={"recurrent": ("mixer.in_proj", "mixer.out_proj")},
