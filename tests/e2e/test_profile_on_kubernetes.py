@@ -240,7 +240,7 @@ def test_an_interrupted_command_deletes_its_job(cluster: _Cluster) -> None:
     assert {"nodes"} == {plural for plural, _ in cluster.server.store.objects}
 
 
-def test_what_keeps_pods_away_is_told_in_a_pipe_and_ends_the_command(cluster: _Cluster) -> None:
+def test_what_keeps_pods_away_is_reported_in_a_pipe_and_ends_the_command(cluster: _Cluster) -> None:
     """On a line of its own, however little there is to report otherwise."""
     cluster.controller.refuses_pods = "Error creating: pods is forbidden: exceeded quota: gpus"
     content = yaml.safe_load(cluster.config.read_text())

@@ -401,9 +401,9 @@ class JobRunner:
             self._publish(job_id, name, key, item)
 
         def tell(notice: str) -> None:
-            told = self.get(job_id).notices
-            if notice not in told:
-                self._update(job_id, notices=(*told, notice)[-_MAX_NOTICES:])
+            known = self.get(job_id).notices
+            if notice not in known:
+                self._update(job_id, notices=(*known, notice)[-_MAX_NOTICES:])
 
         event, folder = self._cancelled[job_id], self._folder.path
         try:

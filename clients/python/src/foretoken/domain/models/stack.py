@@ -75,10 +75,6 @@ class LayerStack:
         heads = {part[dim] for part in self.mixers for dim in find_kind(part.kind).split_heads}
         return tuple(sorted(heads))
 
-    def find_extra(self, kind: str) -> LayerPart | None:
-        """Return the part of that kind outside the layers, None where there is none."""
-        return next((part for part in self.extras if part.kind == kind), None)
-
 
 def weights_of(part: LayerPart, model: ModelArchitecture) -> tuple[Weights, ...]:
     """Return the weights of one layer's part, or of a part outside the layers."""
