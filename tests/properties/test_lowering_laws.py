@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.frameworks.engine import EXPERT_EXCHANGES
 from foretoken.domain.lowering.communication import group_dims
 from foretoken.domain.lowering.graph import (
     BatchShape,
@@ -202,7 +203,8 @@ _serving = st.builds(
     kv_dtype=st.sampled_from((None, DType.FP8)),
     mla_form=st.sampled_from(("module", "operators")),
     moe_imbalance_ratio=st.floats(1.0, 8.0),
-    expert_exchange=st.sampled_from(("all_gather", "all_to_all")),
+    expert_exchange=st.sampled_from(EXPERT_EXCHANGES),
+    has_expert_balancing=st.booleans(),
 )
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretoken.domain.frameworks.engine import EXPERT_EXCHANGES
 from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.launch.options import text_arguments
 from foretoken.simulator.launch.server import ServedOptions, all_servers
@@ -22,6 +23,9 @@ def _served(draw: st.DrawFn) -> ServedOptions:
     degrees = st.sampled_from([1, 2, 4, 8])
     tp, dp = draw(degrees), draw(degrees)
     counts = st.integers(1, 10**6)
+    ep = draw(st.sampled_from([1, tp * dp]))
+    # Experts on one rank are exchanged with no other.
+    exchanges = EXPERT_EXCHANGES if ep == tp * dp else EXPERT_EXCHANGES[:1]
     drafts = draw(st.sampled_from(["", "ngram", "layers", "draft_model"]))
     max_loras = draw(st.integers(0, 8))
     return ServedOptions(
@@ -30,7 +34,7 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         tp=tp,
         pp=draw(degrees),
         dp=dp,
-        ep=draw(st.sampled_from([1, tp * dp])),
+        ep=ep,
         max_tokens=draw(counts),
         max_num_seqs=draw(counts),
         max_num_batched_tokens=draw(counts),
@@ -43,6 +47,9 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         mixes_prefill=draw(st.booleans()),
         prefill_interval=draw(st.integers(1, 64)),
         receive_interval=draw(st.integers(1, 64)),
+        expert_exchange=draw(st.sampled_from(exchanges)),
+        has_expert_balancing=draw(st.booleans()),
+        num_redundant_experts=draw(st.integers(0, 64)),
         role=draw(st.sampled_from(["aggregated", "prefill", "decode"])),
         max_loras=max_loras,
         num_loras=max_loras + draw(st.integers(0, 8)) if max_loras else 0,

@@ -1,5 +1,6 @@
 """Experts reached and the busiest rank's tokens, by routing."""
 
+import dataclasses
 from itertools import combinations
 
 import numpy as np
@@ -15,6 +16,7 @@ from foretoken.domain.lowering.expert_layer import (
     larger,
     rounded,
 )
+from foretoken.domain.lowering.expert_placement import place_balanced, place_in_order
 
 
 def test_few_tokens_reach_few_experts() -> None:
@@ -100,3 +102,42 @@ def test_more_places_are_reached_where_there_are_more_but_never_more_than_expert
     assert limited <= few * (1 + 1e-9)
     if limit * num_parts * num_local >= top_k:
         assert limited <= limit
+
+
+_loads = st.lists(st.integers(0, 10**6), min_size=1, max_size=12)
+
+
+@given(_loads, st.integers(1, 6), st.integers(0, 3))
+def test_a_balancer_gives_every_rank_as_many_experts_and_all_tokens(
+    loads: list[int], num_ranks: int, more: int
+) -> None:
+    num_redundant = -len(loads) % num_ranks + more * num_ranks
+    ranks = place_balanced(loads, num_ranks, num_redundant)
+    assert [(len(loads) + num_redundant) // num_ranks] * num_ranks == [len(rank) for rank in ranks]
+    assert sum(loads) == pytest.approx(sum(map(sum, ranks)))
+    # The busiest expert has at most its part where all copies are its own.
+    assert max(map(max, ranks)) <= max(loads)
+    assert max(loads) <= max(map(max, ranks)) * (1 + num_redundant)
+
+
+@given(_loads, st.integers(0, 12))
+def test_copies_take_tokens_from_the_busiest_expert(loads: list[int], num_redundant: int) -> None:
+    one_by_one = [max(place_balanced(loads, 1, count)[0]) for count in range(num_redundant + 1)]
+    assert sorted(one_by_one, reverse=True) == one_by_one
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=8, max_size=8))
+def test_without_copies_a_rank_an_expert_is_as_in_order(loads: list[int]) -> None:
+    assert sorted(place_in_order(loads, 8)) == sorted(place_balanced(loads, 8, 0))
+
+
+@pytest.mark.parametrize("num_tokens", [64, 512, 8192])
+def test_a_balancer_takes_the_imbalance_of_a_power_law_away(num_tokens: int) -> None:
+    """DeepSeek-V3's experts on 32 ranks, with the 32 copies that its report serves it with."""
+    in_order = ExpertRouting(top_k=8, num_experts=256, num_ranks=32, name="power_law_1.2")
+    placed = dataclasses.replace(in_order, is_placed=True)
+    with_copies = dataclasses.replace(placed, num_redundant=32)
+    mean = num_tokens * 8 / 32
+    loads = [expert_load(num_tokens, it).num_pairs for it in (with_copies, placed, in_order)]
+    assert mean <= loads[0] <= loads[1] < loads[2]
+    assert loads[0] - mean < (loads[2] - mean) / 4

@@ -78,12 +78,59 @@ def test_an_engine_of_several_ranks_gathers_its_own_tokens_at_the_end() -> None:
     ]
 
 
-def test_ranks_may_exchange_pair_by_pair() -> None:
-    options = dataclasses.replace(_OPTIONS, expert_exchange="all_to_all")
-    nodes = _lower(_rank(dp=8, ep=8), options=options)
-    # 8 draws of 8 ranks reach 5.25 of them: 100 tokens of each rank go to 525 places.
-    assert 525 * 2048 * 2 == nodes["moe_experts_all_to_all"].dims["message_bytes"]
-    assert nodes["moe_experts_combine"].dims == nodes["moe_experts_all_to_all"].dims
+def _exchange(
+    exchange: str, rank: RankContext, options: LoweringOptions = _OPTIONS
+) -> tuple[float, float]:
+    """Return how many times a rank of 100 tokens sends 2048 features to experts, and back."""
+    nodes = _lower(rank, options=dataclasses.replace(options, expert_exchange=exchange))
+    bytes_out = nodes["moe_experts_all_to_all"].dims["message_bytes"]
+    bytes_back = nodes["moe_experts_combine"].dims["message_bytes"]
+    return bytes_out / 100 / 2048 / 2, bytes_back / 100 / 2048 / 2
+
+
+def test_a_token_goes_once_to_every_rank_that_has_its_experts() -> None:
+    # 8 of 128 experts lie on 5.34 of 8 ranks.
+    assert (5.34, 5.34) == _exchange("all_to_all", _rank(dp=8, ep=8))
+    assert _exchange("all_to_all", _rank(dp=8, ep=8)) == _exchange(
+        "deepep_normal", _rank(dp=8, ep=8)
+    )
+
+
+def test_a_token_crosses_the_network_once_for_every_node_or_for_every_expert() -> None:
+    wide = _rank(dp=32, ep=32)
+    normal, by_rank, low_latency = (
+        _exchange(name, wide)[0] for name in ("deepep_normal", "all_to_all", "deepep_low_latency")
+    )
+    # 8 experts lie on 3.63 of 4 nodes and on 7.36 of 32 ranks.
+    assert (3.63, 7.36, 8.0) == (normal, by_rank, low_latency)
+
+
+def test_tokens_go_to_experts_in_fp8_blocks_and_come_back_as_they_are() -> None:
+    options = dataclasses.replace(_OPTIONS, quantization="fp8_block")
+    out, back = _exchange("deepep_low_latency", _rank(dp=8, ep=8), options)
+    assert (8 * (1 + 4 / 128) / 2, 8.0) == (out, back)
+
+
+def test_the_busiest_rank_gets_and_sends_more() -> None:
+    options = dataclasses.replace(_OPTIONS, moe_imbalance_ratio=1.5)
+    assert (12.0, 12.0) == _exchange("deepep_low_latency", _rank(dp=8, ep=8), options)
+
+
+def test_ranks_hold_redundant_experts_and_compute_no_more_pairs() -> None:
+    options = dataclasses.replace(_OPTIONS, has_expert_balancing=True, num_redundant_experts=16)
+    plain = _lower(_rank(dp=8, ep=8))["moe_experts"]
+    copied = _lower(_rank(dp=8, ep=8), options=options)["moe_experts"]
+    assert (144, 18) == (copied.dims["num_experts"], copied.dims["num_local_experts"])
+    assert plain.dims["num_local_pairs"] == copied.dims["num_local_pairs"]
+    assert 18 / 16 * plain.num_weights == copied.num_weights
+    find_operator(copied.operator).check_dims(copied.dims)
+
+
+@pytest.mark.parametrize(("degrees", "count"), [({"tp": 2}, 16), ({"dp": 8, "ep": 8}, 12)])
+def test_redundant_experts_must_spread_evenly(degrees: dict[str, int], count: int) -> None:
+    options = dataclasses.replace(_OPTIONS, has_expert_balancing=True, num_redundant_experts=count)
+    with pytest.raises(InvalidRequestError, match=f"and {count} redundant ones cannot be spread"):
+        _lower(_rank(**degrees), options=options)
 
 
 def test_ranks_left_over_split_each_expert() -> None:

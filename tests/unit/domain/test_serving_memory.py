@@ -236,3 +236,16 @@ def test_long_windows_lie_with_the_other_tokens() -> None:
         apart.kv_bytes_per_token,
         apart.window_bytes_per_token,
     )
+
+
+def test_a_load_balancer_holds_redundant_experts_and_a_layer_to_receive() -> None:
+    """Of Qwen3 30B-A3B on eight ranks: 16 experts a layer and rank, 18 with 16 copies."""
+    engine = dataclasses.replace(_ENGINE, has_expert_balancing=True, num_redundant_experts=16)
+    options = {"has_expert_balancing": True, "num_redundant_experts": 16}
+    plain, balanced = (
+        _plan("qwen3-30b-a3b", dp=8, ep=8),
+        _plan("qwen3-30b-a3b", engine=engine, options=options, dp=8, ep=8),
+    )
+    expert_bytes = 2 * 3 * 2048 * 768
+    assert 48 * 2 * expert_bytes == balanced.weights_bytes - plain.weights_bytes
+    assert 18 * expert_bytes == balanced.reserved_bytes - plain.reserved_bytes

@@ -59,13 +59,27 @@ _SEVERAL = dataclasses.replace(
         routing=RoutingSpec(router="prefix_affinity"),
     ),
 )
-_SCENARIOS = {"plain": _PLAIN, "split": _SPLIT, "several": _SEVERAL}
+_WIDE = dataclasses.replace(
+    _PLAIN,
+    model=find_model("qwen3-30b-a3b"),
+    layout=ParallelLayout(dp=8, ep=8),
+    engine=EngineSpec(
+        profile="vllm-0.20",
+        rules={
+            "expert_exchange": "deepep_low_latency",
+            "has_expert_balancing": "true",
+            "num_redundant_experts": "16",
+        },
+    ),
+)
+_SCENARIOS = {"plain": _PLAIN, "split": _SPLIT, "several": _SEVERAL, "wide": _WIDE}
 
 # Options as the documentation of the servers and routers lists them.
 _OPTIONS: Mapping[str, str] = {
     "vllm": """
         host port dtype tensor-parallel-size pipeline-parallel-size data-parallel-size
         enable-expert-parallel max-model-len max-num-seqs max-num-batched-tokens
+        all2all-backend enable-eplb eplb-config
         gpu-memory-utilization quantization kv-cache-dtype enable-prefix-caching
         no-enable-prefix-caching enforce-eager scheduling-policy speculative-config enable-lora
         max-loras max-cpu-loras max-lora-rank kv-transfer-config
@@ -76,6 +90,7 @@ _OPTIONS: Mapping[str, str] = {
     """,
     "sglang.launch_server": """
         model-path host port dtype tp-size pp-size dp-size enable-dp-attention ep-size
+        moe-a2a-backend deepep-mode enable-eplb ep-num-redundant-experts
         context-length max-running-requests chunked-prefill-size enable-mixed-chunk
         mem-fraction-static quantization kv-cache-dtype disable-radix-cache disable-cuda-graph
         enable-priority-scheduling disaggregation-mode disaggregation-transfer-backend

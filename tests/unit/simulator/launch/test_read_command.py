@@ -55,6 +55,21 @@ def test_sglang_counts_the_ranks_of_attention_and_experts_together() -> None:
     assert ("layers", 2) == (scenario.speculative.method, scenario.speculative.num_draft_tokens)
 
 
+def test_sglang_spreads_experts_over_all_ranks_that_exchange_tokens() -> None:
+    scenario, unread = _read(
+        "python3 -m sglang.launch_server --model deepseek-v3 --tp 8 --dp 8 --enable-dp-attention"
+        " --moe-a2a-backend deepep --deepep-mode low_latency --enable-eplb"
+        " --ep-num-redundant-experts 32"
+    )
+    engine = scenario.resolve_engine()
+    assert (ParallelLayout(tp=1, dp=8, ep=8), ()) == (scenario.layout, unread)
+    assert ("deepep_low_latency", True, 32) == (
+        engine.expert_exchange,
+        engine.has_expert_balancing,
+        engine.num_redundant_experts,
+    )
+
+
 @pytest.mark.parametrize(
     ("command", "problem"),
     [

@@ -26,6 +26,9 @@ from foretoken.simulator.serving.engine_limit import check_engines
 from foretoken.simulator.serving.scenario_check import check_scenario
 
 _LAYERS = SpeculativeSpec(method="layers")
+_SPREAD = {"dp": 4, "ep": 4}
+_DEEPEP = {"expert_exchange": "deepep_low_latency"}
+_EPLB = {"has_expert_balancing": "true", "num_redundant_experts": "4"}
 _POOLS = ClusterSpec(
     pools=(
         ReplicaPool(name="prefill", role="prefill"),
@@ -34,11 +37,13 @@ _POOLS = ClusterSpec(
 )
 
 
-def _scenario(profile: str, layout: ParallelLayout, **changes: Any) -> ServingScenario:
+def _scenario(
+    profile: str, layout: ParallelLayout, rules: dict[str, str] | None = None, **changes: Any
+) -> ServingScenario:
     return ServingScenario(
         model=find_model("mixtral-8x7b"),
         device="h100_sxm",
-        engine=EngineSpec(profile=profile),
+        engine=EngineSpec(profile=profile, rules=rules or {}),
         layout=layout,
         workload=WorkloadSpec(num_requests=4),
         **changes,
@@ -58,6 +63,9 @@ def _scenario(profile: str, layout: ParallelLayout, **changes: Any) -> ServingSc
         ("lightllm", {"pp": 2}, {}, "layout.pp"),
         ("orca", {}, {"quantization": "fp8"}, "quantization"),
         ("sarathi", {}, {"lora": LoraSpec(num_adapters=2)}, "lora"),
+        ("vllm-0.8", _SPREAD, {"rules": _DEEPEP}, "engine.rules.expert_exchange"),
+        ("vllm-0.8", _SPREAD, {"rules": _EPLB}, "engine.rules.has_expert_balancing"),
+        ("sglang-0.5", {"tp": 4, "ep": 2}, {"rules": _DEEPEP}, "engine.rules.expert_exchange"),
     ],
 )
 def test_what_an_engine_lacks_names_the_key_to_change(
@@ -68,7 +76,8 @@ def test_what_an_engine_lacks_names_the_key_to_change(
     with pytest.raises(InvalidRequestError, match=r"engine\.profile=plain") as refused:
         check_scenario(scenario)
     assert key in {violation.field for violation in refused.value.violations}
-    for engine in (EngineSpec(profile=profile, rules={"can": "{}"}), EngineSpec(profile="plain")):
+    lifted = replace(scenario.engine, rules={**scenario.engine.rules, "can": "{}"})
+    for engine in (lifted, replace(scenario.engine, profile="plain")):
         check_engines(replace(scenario, engine=engine))
 
 
@@ -81,6 +90,8 @@ def test_what_an_engine_lacks_names_the_key_to_change(
         # Data-parallel replicas need nothing of an engine.
         ("sarathi", {"tp": 2, "pp": 2, "dp": 4}, {"kv_dtype": DType.BF16}),
         ("trtllm-1.0", {"pp": 2}, {"kv_dtype": DType.INT8, "cluster": _POOLS}),
+        ("vllm-0.20", _SPREAD, {"rules": _DEEPEP | _EPLB}),
+        ("sglang-0.5", _SPREAD, {"rules": _DEEPEP | _EPLB}),
     ],
 )
 def test_what_an_engine_has_is_not_refused(

@@ -23,7 +23,12 @@ ENGINE_ASPECTS: Mapping[str, str] = {
     "kv_dtype": "kv_dtype",
     "speculation": "speculative.method",
     "lora": "lora",
+    "expert_exchange": "engine.rules.expert_exchange",
+    "expert_balancing": "engine.rules.has_expert_balancing",
 }
+
+# How engines in lock step hand tokens to the ranks of their experts; see `parallelism/ep.py`.
+EXPERT_EXCHANGES = ("all_gather", "all_to_all", "deepep_normal", "deepep_low_latency")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +40,8 @@ class EngineCapabilities:
     parallelism: replicas need nothing of an engine), `partial_ep` tells that experts are spread
     over some of an engine's ranks. `mode` is `aggregated` or `disaggregated`, `kv_dtype` is `none`
     where the KV cache has the scenario's format, `speculation` is `none` or its method, and `lora`
-    whether adapters are asked for. `quantization` and `dtype` are fields of a scenario.
+    whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
+    `expert_exchange` and `expert_balancing` rules of the engine.
 
     `conflicts` are values there are, but not together. `source` says where this was looked up.
     """
@@ -122,6 +128,10 @@ class EngineProfile:
     `max_num_seqs` (0: all of them). The residual addition runs inside the norm kernel with
     `fuses_add_norm`.
 
+    Experts: engines in lock step hand tokens to them by `expert_exchange`, one of
+    `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as their load says, with
+    `num_redundant_experts` copies of those with most of it.
+
     Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step, and
     `output_us` and `output_us_per_seq` to hand its tokens out; the device waits for what the
     asynchronous engine does not hide. A step outside a graph cannot be faster than its launches:
@@ -168,6 +178,9 @@ class EngineProfile:
     graph_capture_sizes: tuple[int, ...] = ()
     graph_tokens_per_seq: int = 0
     fuses_add_norm: bool = True
+    expert_exchange: str = "all_gather"
+    has_expert_balancing: bool = False
+    num_redundant_experts: int = 0
     host_us: float = 0.0
     host_us_per_seq: float = 0.0
     output_us: float = 0.0
@@ -226,6 +239,10 @@ class EngineProfile:
             violations.append(
                 FieldViolation("memory_utilization_ratio", "must be above 0 and at most 1")
             )
+        if self.num_redundant_experts and not self.has_expert_balancing:
+            violations.append(
+                FieldViolation("num_redundant_experts", "needs has_expert_balancing: set it true")
+            )
         if any(size < 1 for size in self.graph_capture_sizes):
             violations.append(FieldViolation("graph_capture_sizes", "must all be at least 1"))
         if violations:
@@ -260,12 +277,14 @@ _NOT_NEGATIVE = (
     "collective_bytes",
     "sampler_bytes_per_logit",
     "graph_bytes_ratio",
+    "num_redundant_experts",
 )
 _ALLOWED = {
     "admission": ("chunk", "prompt", "answer", "context", "share", "peak"),
     "memory_rule": ("utilization", "static", "free"),
     "preemption": ("recompute", "swap"),
     "graph_mode": ("none", "piecewise", "full", "full+piecewise"),
+    "expert_exchange": EXPERT_EXCHANGES,
 }
 
 

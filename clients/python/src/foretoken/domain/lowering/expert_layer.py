@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.lowering.expert_placement import place_balanced, place_in_order
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.training_layer import training_projection
@@ -38,12 +39,23 @@ _SEED = 0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertRouting:
-    """A layer's router: every token goes to `top_k` of `num_experts`, spread over `num_ranks`."""
+    """A layer's router: every token goes to `top_k` of `num_experts`, spread over `num_ranks`.
+
+    With `is_placed` a load balancer says which rank holds which (see `expert_placement`), and
+    `num_redundant` copies of those with most tokens.
+    """
 
     top_k: int
     num_experts: int
     num_ranks: int = 1
     name: str = "balanced"
+    is_placed: bool = False
+    num_redundant: int = 0
+
+    @property
+    def num_held(self) -> int:
+        """Experts on all ranks together, copies included."""
+        return self.num_experts + self.num_redundant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +77,8 @@ def expert_load(
         InvalidRequestError: the routing is not known.
 
     """
-    num_local = routing.num_experts // routing.num_ranks
-    ratio = min(1.0, imbalance_ratio * routing.top_k / routing.num_experts)
+    num_local = routing.num_held // routing.num_ranks
+    ratio = min(1.0, imbalance_ratio * routing.top_k / routing.num_held)
     mean_pairs = num_tokens * (routing.top_k / routing.num_ranks)
     pairs = rounded(mean_pairs * imbalance_ratio)
     active = rounded(num_local * (1 - (1 - ratio) ** (num_tokens * 1.0)))
@@ -151,7 +163,7 @@ def _power_law_load(num_tokens: int, routing: ExpertRouting) -> ExpertLoad:
         shares = _invert(drawn, low, high, exponent)
         scale = num_pairs / sum(shares)
         counts = [min(round(share * scale), num_tokens) for share in shares]
-        busiest = _busiest(counts, num_pairs, routing.num_ranks)
+        busiest = _busiest(counts, num_pairs, routing)
         total_pairs, total_active = total_pairs + busiest[0], total_active + busiest[1]
     return ExpertLoad(
         num_pairs=round(total_pairs / len(layers)), num_active=round(total_active / len(layers))
@@ -173,18 +185,20 @@ def _invert(drawn: tuple[float, ...], low: float, high: float, exponent: float) 
     return [(span * value + start) ** (1 / exponent) for value in drawn]
 
 
-def _busiest(counts: list[int], num_pairs: int, num_ranks: int) -> tuple[int, int]:
+def _busiest(counts: list[int], num_pairs: int, routing: ExpertRouting) -> tuple[int, int]:
     """Return pairs and active experts of the rank with most of them.
 
     What rounding and capping left over goes to experts without any token, rank by rank.
     """
-    width = len(counts) // num_ranks
-    missing = (num_pairs - sum(counts)) / num_ranks
-    ranks = [counts[start : start + width] for start in range(0, len(counts), width)]
+    missing = (num_pairs - sum(counts)) / routing.num_ranks
+    if routing.is_placed:
+        ranks = place_balanced(counts, routing.num_ranks, routing.num_redundant)
+    else:
+        ranks = place_in_order(counts, routing.num_ranks)
     fullest = max(ranks, key=sum)
     num_empty = fullest.count(0)
     num_filled = min(num_empty, max(0, round(missing)))
-    return round(sum(fullest) + missing), width - num_empty + num_filled
+    return round(sum(fullest) + missing), len(fullest) - num_empty + num_filled
 
 
 _EXPERT_ROLES = (

@@ -189,6 +189,8 @@ def plan_serving_memory(
     reserved_bytes = float(engine.reserved_bytes)
     if any(_communicates(node) for node in nodes):
         reserved_bytes += engine.collective_bytes
+    if engine.has_expert_balancing:
+        reserved_bytes += _exchanged_expert_bytes(nodes)
     memory = ServingMemory(
         # An engine configured to take more than is free when it starts does not.
         usable_bytes=min(
@@ -325,6 +327,15 @@ def _expert_bytes(nodes: Nodes) -> float:
             default=0,
         )
     )
+
+
+def _exchanged_expert_bytes(nodes: Nodes) -> float:
+    """Return what a load balancer receives the experts of a rank in, a layer at a time.
+
+    Source: vLLM, `distributed/eplb/eplb_state.py` (EplbModelState.expert_buffer).
+    """
+    experts = (node for node in nodes if node.operator == "moe_local_experts")
+    return max((node.weights_bytes / node.repeat for node in experts), default=0.0)
 
 
 def _widest(nodes: Iterable[OperatorNode]) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.frameworks.engine import EXPERT_EXCHANGES
 from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.lowering.communication import expert_width
 from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
@@ -43,8 +44,9 @@ class LoweringOptions:
     from hidden state to hidden state, or as `operators`.
 
     Under expert parallelism the busiest rank has `moe_imbalance_ratio` times the mean load; engines
-    in lock step hand tokens to experts by `expert_exchange`: `all_gather` (and reduce-scatter) or
-    `all_to_all`. `moe_routing` is the distribution of tokens under which latencies were measured.
+    in lock step hand tokens to experts by `expert_exchange` (see `EngineProfile`). `moe_routing` is
+    the distribution of tokens under which latencies were measured; `has_expert_balancing` places
+    experts by their load, with `num_redundant_experts` copies of some.
 
     `lora` adds low-rank adapters to the linear layers of a served model.
 
@@ -62,6 +64,8 @@ class LoweringOptions:
     moe_imbalance_ratio: float = 1.0
     moe_routing: str = "balanced"
     expert_exchange: str = "all_gather"
+    has_expert_balancing: bool = False
+    num_redundant_experts: int = 0
     lora: LoraSpec | None = None
     training: TrainingOptions | None = None
 
@@ -76,7 +80,7 @@ class LoweringOptions:
             raise InvalidRequestError.of_violations(violations, "lowering options")
 
 
-_FORMS = {"mla_form": ("module", "operators"), "expert_exchange": ("all_gather", "all_to_all")}
+_FORMS = {"mla_form": ("module", "operators"), "expert_exchange": EXPERT_EXCHANGES}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +103,7 @@ class LayoutCases:
     splits_tokens: Quantity = False
     is_isp: Quantity = False
     weight_degree: Quantity = 1
+    num_redundant_experts: int = 0
 
     @classmethod
     def of_rank(cls, rank: RankContext, options: LoweringOptions | None) -> Self:
@@ -119,6 +124,7 @@ class LayoutCases:
             and (training.sequence_parallel or form in ("msp", "fsp")),
             is_isp=form == "isp",
             weight_degree=training.weight_degree if training else 1,
+            num_redundant_experts=options.num_redundant_experts if options else 0,
         )
 
     @property

@@ -2,11 +2,19 @@
 
 Within one engine every rank has all tokens already: it computes its own experts, and the sum that
 tensor parallelism ends a layer with adds the ranks up. Engines with a data-parallel attention each
-(`dp` above 1) step together: their tokens go to the ranks of the experts and back. vLLM gathers the
-tokens of all ranks and scatters the sums, its default; DeepEP and TensorRT-LLM exchange them pair
-by pair. Ranks that expert parallelism leaves over split each expert's width. In training
+(`dp` above 1) step together: their tokens go to the ranks of the experts and back. Ranks that
+expert parallelism leaves over split each expert's width. In training
 `domain/lowering/expert_exchange.py` spreads them, over the ranks of cp too.
-Source: vLLM 0.19, `fused_moe/layer.py` and `all2all_backend`; DeepSeek-V3, section 3.4.
+
+vLLM and SGLang gather the tokens of all ranks and scatter the sums where nothing else is set
+(`all_gather`). `all_to_all` sends a token once to every rank that has any of its experts;
+`deepep_normal` crosses the network once for every node that has, and spreads it over the node's own
+links meanwhile; `deepep_low_latency` sends it once for each of its experts, without asking first
+how many come. Tokens of experts in FP8 blocks go in that format, with their scales; what comes back
+is not quantised.
+Source: vLLM 0.19, `fused_moe/layer.py`, `fused_moe/deepep_{ht,ll}_prepare_finalize.py`; SGLang
+0.5.9, `layers/moe/token_dispatcher/deepep.py`; deepseek-ai/DeepEP, `csrc/kernels`; DeepSeek-V3,
+section 3.4.
 """
 
 import dataclasses
@@ -14,7 +22,13 @@ from collections.abc import Iterator
 
 from foretoken.domain.lowering.communication import group_dims
 from foretoken.domain.lowering.expert_exchange import distribute_experts, expert_limits
-from foretoken.domain.lowering.expert_layer import ExpertRouting, expert_load, larger, rounded
+from foretoken.domain.lowering.expert_layer import (
+    ExpertRouting,
+    count_places,
+    expert_load,
+    larger,
+    rounded,
+)
 from foretoken.domain.lowering.graph import OperatorNode, RankContext
 from foretoken.domain.lowering.options import (
     LayoutCases,
@@ -22,12 +36,17 @@ from foretoken.domain.lowering.options import (
     Nodes,
     ParallelPass,
 )
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.limit import Limit
-from foretoken.domain.units import Quantity
+from foretoken.domain.units import Quantity, ceil_divide
+
+# Features of a token that share a scale in FP8 blocks. Source: DeepSeek-V3, section 3.3.
+_SCALED_FEATURES = 128
 
 
 def _limits(cases: LayoutCases) -> Iterator[Limit]:
@@ -56,6 +75,15 @@ def _served_limits(cases: LayoutCases, experts: LayerPart) -> Iterator[Limit]:
         "experts",
         num_ranks % ep != 0,
         lambda: f"{ep} does not divide the {num_ranks} ranks of tp and dp that hold the experts",
+    )
+    num_redundant = cases.num_redundant_experts
+    yield Limit(
+        "experts",
+        (num_redundant > 0) & ((ep == 1) | ((experts["num_experts"] + num_redundant) % ep != 0)),
+        lambda: (
+            f"{experts['num_experts']} experts and {num_redundant} redundant ones cannot be spread"
+            f" evenly over {ep}, which must be above 1"
+        ),
     )
     width = larger(1, num_ranks // ep)
     yield Limit(
@@ -104,21 +132,26 @@ def _spread(node: OperatorNode, lowering: Lowering) -> Iterator[OperatorNode]:
         yield _collective(node, rank, "all_gather", own_tokens, "tp")
 
 
-def _local_experts(node: OperatorNode, lowering: Lowering, tokens: Quantity) -> OperatorNode:
-    rank, options = lowering.rank, lowering.options
-    top_k, num_experts = int(node.dims["top_k"]), int(node.dims["num_experts"])
-    routing = ExpertRouting(
-        top_k=top_k,
-        num_experts=num_experts,
-        num_ranks=rank.layout.ep,
+def _routing(node: OperatorNode, lowering: Lowering) -> ExpertRouting:
+    options = lowering.options
+    return ExpertRouting(
+        top_k=int(node.dims["top_k"]),
+        num_experts=int(node.dims["num_experts"]),
+        num_ranks=lowering.rank.layout.ep,
         name=options.moe_routing,
+        is_placed=options.has_expert_balancing,
+        num_redundant=options.num_redundant_experts,
     )
-    load = expert_load(tokens, routing, options.moe_imbalance_ratio)
+
+
+def _local_experts(node: OperatorNode, lowering: Lowering, tokens: Quantity) -> OperatorNode:
+    rank, routing = lowering.rank, _routing(node, lowering)
+    load = expert_load(tokens, routing, lowering.options.moe_imbalance_ratio)
     dims = {
         "num_tokens": tokens,
-        "top_k": top_k,
-        "num_experts": num_experts,
-        "num_local_experts": num_experts // rank.layout.ep,
+        "top_k": routing.top_k,
+        "num_experts": routing.num_held,
+        "num_local_experts": routing.num_held // rank.layout.ep,
         "num_local_pairs": load.num_pairs,
         "num_active_experts": load.num_active,
         "hidden": node.dims["hidden"],
@@ -137,13 +170,41 @@ def _exchange(
             _collective(node, rank, "all_gather", tokens, "dp"),
             _collective(node, rank, "reduce_scatter", tokens, "dp"),
         )
-    # A rank sends each of its tokens once to every rank that has any of its experts.
-    ep = rank.layout.ep
-    copies = ep * (1 - (1 - 1 / ep) ** int(node.dims["top_k"]))
-    sent = larger(rounded(tokens * (copies / (rank.layout.tp * rank.layout.dp))), 1)
-    dispatch = _collective(node, rank, "all_to_all", sent, "dp")
-    combine = dataclasses.replace(dispatch, role=f"{node.role}_combine")
-    return dispatch, combine
+    placed = _collective(node, rank, "all_to_all", tokens, "dp")
+    routing = _routing(node, lowering)
+    load = expert_load(tokens, routing, lowering.options.moe_imbalance_ratio)
+    # The busiest rank ends last: it receives, and sends back, more than its own.
+    ratio = load.num_pairs * (rank.layout.ep / routing.top_k) / tokens
+    copies = _count_copies(lowering, routing, placed.dims["num_nodes"])
+    num_own = tokens / (rank.layout.tp * rank.layout.dp)
+    sent = larger(rounded(num_own * copies * ratio), 1)
+    width = node.dims["hidden"]
+    bytes_out = rounded(sent * _dispatched_bytes(node, width))
+    bytes_back = node.written_dtype.bytes_of(sent * width)
+    dispatch, combine = (
+        dataclasses.replace(placed, dims={**placed.dims, "message_bytes": message_bytes})
+        for message_bytes in (bytes_out, bytes_back)
+    )
+    return dispatch, dataclasses.replace(combine, role=f"{node.role}_combine")
+
+
+def _count_copies(lowering: Lowering, routing: ExpertRouting, num_nodes: int) -> float:
+    """Return how often a rank sends a token, to itself too; every rank of an expert gets it."""
+    match lowering.options.expert_exchange:
+        case "deepep_low_latency":
+            num_copies: float = routing.top_k
+        case "deepep_normal" if num_nodes > 1:
+            return count_places(routing, num_nodes)
+        case _:
+            num_copies = count_places(routing, routing.num_ranks)
+    return num_copies * lowering.rank.moe_tp
+
+
+def _dispatched_bytes(node: OperatorNode, width: Quantity) -> Quantity:
+    """Return the bytes of a token on its way to an expert."""
+    if parse_variant(node.variant).get("quant") != "fp8_block":
+        return node.written_dtype.bytes_of(width)
+    return width + ceil_divide(width, _SCALED_FEATURES) * DType.FP32.num_bytes
 
 
 def _collective(

@@ -73,15 +73,19 @@ def serving_options(scenario: ServingScenario) -> LoweringOptions:
         InvalidRequestError: the device cannot run the quantisation, nor the engine emulate it.
 
     """
+    engine = scenario.resolve_engine()
     return LoweringOptions(
         dtype=scenario.dtype,
         has_kv_cache=True,
         has_sampler=True,
-        fuses_add_norm=scenario.resolve_engine().fuses_add_norm,
+        fuses_add_norm=engine.fuses_add_norm,
         quantization=quantization_of(scenario).name,
         kv_dtype=scenario.kv_dtype,
         moe_imbalance_ratio=scenario.moe_imbalance_ratio,
         moe_routing=scenario.moe_routing or "balanced",
+        expert_exchange=engine.expert_exchange,
+        has_expert_balancing=engine.has_expert_balancing,
+        num_redundant_experts=engine.num_redundant_experts,
         lora=scenario.lora,
     )
 

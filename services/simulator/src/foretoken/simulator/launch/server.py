@@ -32,6 +32,9 @@ _RULES = (
     "mixes_prefill",
     "prefill_interval",
     "receive_interval",
+    "expert_exchange",
+    "has_expert_balancing",
+    "num_redundant_experts",
 )
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
 
@@ -95,6 +98,9 @@ class ServedOptions:
     mixes_prefill: bool = False
     prefill_interval: int = 1
     receive_interval: int = 1
+    expert_exchange: str = "all_gather"
+    has_expert_balancing: bool = False
+    num_redundant_experts: int = 0
     role: str = "aggregated"
     max_loras: int = 0
     num_loras: int = 0

@@ -67,7 +67,7 @@ def _is_of(value: Any, values: tuple[Any, ...]) -> bool:
 
 
 def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
-    layout, kv_dtype = replica.layout, replica.kv_dtype
+    layout, kv_dtype, engine = replica.layout, replica.kv_dtype, replica.resolve_engine()
     has_own_format = kv_dtype is not None and kv_dtype is not replica.dtype
     num_engines = layout.dp if layout.ep > 1 else 1
     return {
@@ -82,4 +82,6 @@ def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
         "kv_dtype": kv_dtype.name.lower() if kv_dtype and has_own_format else "none",
         "speculation": replica.speculative.method if replica.speculative else "none",
         "lora": replica.lora is not None,
+        "expert_exchange": engine.expert_exchange,
+        "expert_balancing": engine.has_expert_balancing,
     }

@@ -33,8 +33,9 @@ def judge_feasibility(
         UnknownDeviceError, UnknownTopologyError: no such name.
 
     """
+    options = serving_options(scenario)
     try:
-        check_layout(_ranks(scenario)[0])
+        check_layout(_ranks(scenario)[0], options)
     except InvalidRequestError as err:
         return (), err.message
     draft = draft_scenario(scenario)

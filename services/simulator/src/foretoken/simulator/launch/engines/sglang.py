@@ -46,6 +46,13 @@ _POLICIES = {
 _BOOTSTRAP_PORT = 8998
 # How a method of speculation is named.
 _DRAFTS = {"ngram": "NGRAM", "layers": "EAGLE", "draft_model": "STANDALONE"}
+# Its exchanges of tokens and experts, with DeepEP's mode; without the options it gathers them.
+_EXCHANGES = {
+    "all_gather": (None, None),
+    "all_to_all": ("flashinfer", None),
+    "deepep_normal": ("deepep", "normal"),
+    "deepep_low_latency": ("deepep", "low_latency"),
+}
 # Adapters in a batch where the option is left out. Source: the option's own help.
 _MAX_LORAS = 8
 # The newest of the releases that the profile was read from.
@@ -54,7 +61,23 @@ _IMAGE = "lmsysorg/sglang:v0.5.9"
 
 def _read_ranks(options: Options) -> Fields:
     ranks, dp = int(options.get("tp-size", 1)), int(options.get("dp-size", 1))
-    return {"tp": ranks // dp if int(options.get("ep-size", 1)) > 1 else ranks}
+    return {"tp": ranks // dp if _read_experts(options)["ep"] > 1 else ranks}
+
+
+def _read_experts(options: Options) -> Fields:
+    # Exchanged otherwise than by gathering tokens, experts lie on all ranks.
+    is_wide = options.get("moe-a2a-backend", "none") != "none"
+    return {"ep": int(options.get("tp-size" if is_wide else "ep-size", 1))}
+
+
+def _write_exchange(served: ServedOptions) -> Options:
+    backend, mode = _EXCHANGES[served.expert_exchange]
+    return {"moe-a2a-backend": backend, "deepep-mode": mode}
+
+
+def _read_exchange(options: Options) -> Fields:
+    said = (options.get("moe-a2a-backend"), options.get("deepep-mode"))
+    return {"expert_exchange": invert(_EXCHANGES)[said]}
 
 
 def _write_role(served: ServedOptions) -> Options:
@@ -138,7 +161,19 @@ class SglangEngine(ServingEngine):
                 flags=("enable-dp-attention",),
                 write=lambda served: {"enable-dp-attention": served.dp > 1},
             ),
-            value("ep", "ep-size", default=1, aliases=("ep", "expert-parallel-size")),
+            Link(
+                flags=("ep-size",),
+                write=lambda served: {"ep-size": served.ep if served.ep > 1 else None},
+                read=_read_experts,
+                aliases={"ep": "ep-size", "expert-parallel-size": "ep-size"},
+            ),
+            Link(
+                flags=("moe-a2a-backend", "deepep-mode"),
+                write=_write_exchange,
+                read=_read_exchange,
+            ),
+            switch("has_expert_balancing", "enable-eplb"),
+            value("num_redundant_experts", "ep-num-redundant-experts", default=0),
             value("max_tokens", "context-length"),
             value("max_num_seqs", "max-running-requests"),
             value("max_num_batched_tokens", "chunked-prefill-size"),

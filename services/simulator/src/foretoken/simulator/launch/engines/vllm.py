@@ -52,6 +52,12 @@ _TRANSFER = {
 }
 # vLLM's name of the methods that draft without a model of their own.
 _DRAFTS = {"ngram": "ngram", "layers": "mtp"}
+# Its exchanges of tokens and experts; without the option it gathers and scatters.
+_EXCHANGES = {
+    "all_to_all": "flashinfer_all2allv",
+    "deepep_normal": "deepep_high_throughput",
+    "deepep_low_latency": "deepep_low_latency",
+}
 # Source: `max_lora_rank` of `vllm/config/lora.py`.
 _LORA_RANK = 16
 
@@ -60,6 +66,16 @@ def _read_experts(options: Options) -> Fields:
     # Experts are spread over all ranks of attention.
     degrees = [int(options.get(f"{axis}-parallel-size", 1)) for axis in ("tensor", "data")]
     return {"ep": math.prod(degrees) if "enable-expert-parallel" in options else 1}
+
+
+def _write_copies(served: ServedOptions) -> Options:
+    count = served.num_redundant_experts
+    return {"eplb-config": json.dumps({"num_redundant_experts": count}) if count else None}
+
+
+def _read_copies(options: Options) -> Fields:
+    settings = json.loads(options.get("eplb-config", "{}"))
+    return {"num_redundant_experts": int(settings.get("num_redundant_experts", 0))}
 
 
 def _write_adapters(served: ServedOptions) -> Options:
@@ -150,6 +166,9 @@ class VllmEngine(ServingEngine):
                 read=_read_experts,
                 aliases={"ep": "enable-expert-parallel"},
             ),
+            word("expert_exchange", "all2all-backend", _EXCHANGES, default="all_gather"),
+            switch("has_expert_balancing", "enable-eplb"),
+            Link(flags=("eplb-config",), write=_write_copies, read=_read_copies),
             value("max_tokens", "max-model-len"),
             value("max_num_seqs", "max-num-seqs"),
             value("max_num_batched_tokens", "max-num-batched-tokens"),
