@@ -157,6 +157,7 @@ def test_what_nobody_measured_is_refused_with_what_there_is(
         {"kernel": "cutlas", "tentative": True},
         {"variant": "colour=blue", "tentative": True},
         {"variant": "quant=int4_wo"},
+        {"variant": "attn=bf16;quant=int4_wo"},
         {"variant": "cache=warm"},
         {"preferred_framework": "orca 1.0"},
     ],

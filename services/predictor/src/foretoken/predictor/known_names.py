@@ -18,8 +18,9 @@ from foretoken.predictor.training_rows import SeriesHead
 _Names = Mapping[str, AbstractSet[str]]
 
 # What a variant may say of any operator without a row that says it: how tokens are spread over
-# experts, which formats weights and caches have, and what lowering, profiler and substitutes name.
-_STORED, _ROUTING = frozenset({"quant", "kv"}), "routing"
+# experts, which formats weights, caches and products of attention have, and what lowering, profiler
+# and substitutes name.
+_STORED, _ROUTING = frozenset({"quant", "kv", "attn"}), "routing"
 _SAID: _Names = MappingProxyType(
     {
         "form": {"eager"},
