@@ -250,6 +250,11 @@ starter: setup ## make starter/'s measurements anew from NVIDIA's WHEEL (minutes
 starter-prior: setup ## learn starter/'s typical efficiencies anew, as a new revision of features asks for
 	$(BIN)/python starter/make_starter.py --prior
 
+.PHONY: page-assets
+page-assets: setup ## make the scripts that draw charts anew, from the package that has them
+	$(BIN)/python -m pip install -qq vl-convert-python==1.9.0.post1
+	$(BIN)/python -c 'import gzip, vl_convert as v; open("clients/python/src/foretoken/page/static/vega.js.gz", "wb").write(gzip.compress(v.javascript_bundle().encode(), 9, mtime=0))'
+
 .PHONY: metrics-reference
 metrics-reference: setup ## make docs/reference/metrics.md anew from the registry of metrics
 	$(BIN)/python -m foretoken.domain.metrics.reference > docs/reference/metrics.md

@@ -1,1 +1,1 @@
-"""Self-contained HTML pages with pictures; needs jinja2 and matplotlib."""
+"""Pages as data: blocks over tables and metrics, charts as specifications, written as HTML."""

@@ -1,34 +1,222 @@
-"""Write sections as one HTML page: no scripts, nothing fetched, light and dark."""
+"""Write pages as HTML: one file that fetches nothing, or a part of a live page.
 
+A page reads without scripts: every chart has its table. `page.js` draws the charts with Vega and
+lets tables sort and filter; `asset` has both, for who serves them.
+"""
+
+import gzip
+import json
 import re
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from foretoken.page.section import Cell, Section
+from foretoken.page.block import (
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Figures,
+    Page,
+    Scalar,
+    Section,
+    Table,
+    to_json,
+)
 
+# Rows of a longer table are data that the page shows by and by.
+MOST_ROWS = 200
+# Shorter ones are seen at a glance.
+_LEAST_FILTERED = 12
 # Commands and names of files are between backticks, as on a terminal.
 _CODE = re.compile(r"`([^`]+)`")
+_DEEPEST_HEADING = 6
+# Of the scripts on a page only ours run, and nothing is loaded.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {}"
 
 
-def render_sections(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    """Return the page; all text but the pictures is escaped."""
-    environment = Environment(
-        loader=PackageLoader("foretoken.page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+@cache
+def asset(name: str) -> str:
+    """Return the text of `page.css`, `page.js` or `vega.js`: Vega, Vega-Lite and Vega-Embed.
+
+    `vega.js` is kept compressed; `asset_gzip` has it as it is served.
+    """
+    if name == "vega.js":
+        return gzip.decompress(asset_gzip(name)).decode()
+    return (files("foretoken.page") / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def asset_gzip(name: str) -> bytes:
+    """Return an asset as `Content-Encoding: gzip` sends it; see `asset`."""
+    if name == "vega.js":
+        return (files("foretoken.page") / "static" / "vega.js.gz").read_bytes()
+    return gzip.compress(asset(name).encode(), mtime=0)
+
+
+def render(page: Page) -> str:
+    """Return the page as one HTML file; all text is escaped."""
+    names = ["vega.js", "page.js"] if _has_chart(page.blocks) else ["page.js"]
+    scripts = [asset(name) for name in names]
+    hashes = (b64encode(sha256(script.encode()).digest()).decode() for script in scripts)
+    policy = _POLICY.format(" ".join(f"'sha256-{digest}'" for digest in hashes))
+    head = Markup(
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="{}">\n'
+        "<title>{} · Foretoken</title>\n<style>\n{}</style>\n</head>\n<body>\n"
+    ).format(policy, page.title, _own(asset("page.css")))
+    tail = _join(Markup("<script>{}</script>\n").format(_own(script)) for script in scripts)
+    return str(head + render_main(page) + tail + Markup("</body>\n</html>\n"))
+
+
+def render_main(page: Page) -> Markup:
+    """Return the header and the `main` of a page, to be put where a live page has its own."""
+    lines = [("question", line) for line in page.question]
+    lines += [("rests on", line) for line in page.rests_on]
+    echo = _join(Markup("<dt>{}</dt><dd>{}</dd>\n").format(*line) for line in lines)
+    about = Markup('<dl class="echo">\n{}</dl>\n').format(echo) if lines else Markup()
+    return Markup("<header>\n<h1>{}</h1>\n{}</header>\n<main>\n{}</main>\n").format(
+        page.title, about, render_blocks(page.blocks)
     )
-    # The figures are our own SVG.
-    environment.filters["as_svg"] = Markup
-    environment.filters["with_code"] = _with_code
-    template = environment.get_template("page.html.j2")
-    return template.render(title=title, subtitle=subtitle, sections=sections)
 
 
-def _with_code(text: str | Cell) -> Markup:
+def render_blocks(blocks: Sequence[Block], level: int = 2) -> Markup:
+    """Return blocks as HTML, with headings from a level on."""
+    return _join(_block(block, level) for block in blocks)
+
+
+def _block(block: Block, level: int) -> Markup:
+    if isinstance(block, Section):
+        return _section(block, level)
+    if isinstance(block, Figures):
+        return _figures(block)
+    if isinstance(block, Table):
+        return _table(block)
+    if isinstance(block, Chart):
+        return _chart(block, level)
+    if block.tone == "code":
+        return Markup('<pre tabindex="0">{}</pre>\n').format(block.text)
+    tone = Markup(' class="paragraph-alert"') if block.tone else Markup()
+    return Markup("<p{}>{}</p>\n").format(tone, _with_code(block.text))
+
+
+def _section(section: Section, level: int) -> Markup:
+    inner = render_blocks(section.blocks, level + 1)
+    heading = _heading(section.title, level)
+    if section.open:
+        return Markup("<section>\n{}{}</section>\n").format(heading, inner)
+    return Markup("<details>\n<summary>{}</summary>\n{}</details>\n").format(heading, inner)
+
+
+def _figures(figures: Figures) -> Markup:
+    parts = []
+    for value in figures.values:
+        notes = [note for note in (value.interval, value.note) if note]
+        note = Markup("<dd>{}</dd>").format("; ".join(notes)) if notes else Markup()
+        parts.append(
+            Markup("<div><dt>{}</dt><dd>{}</dd>{}</div>\n").format(value.label, value.text, note)
+        )
+    return Markup('<dl class="figures">\n{}</dl>\n').format(_join(parts))
+
+
+def _chart(chart: Chart, level: int) -> Markup:
+    title = _heading(chart.title, level) if chart.title else Markup()
+    label = f"{chart.title}. {chart.caption}".strip(". ")
+    plot = Markup('<div class="plot" role="img" aria-label="{}"></div>\n').format(label)
+    text = Markup("<figcaption>{}</figcaption>\n").format(_with_code(chart.caption))
+    table = Markup("<details><summary>Table</summary>\n{}</details>\n").format(
+        _table(chart.table, is_in_chart=True)
+    )
+    return Markup('{}<figure class="chart">\n{}{}{}{}</figure>\n').format(
+        title, plot, text if chart.caption else Markup(), table, _data(chart)
+    )
+
+
+def _table(table: Table, *, is_in_chart: bool = False) -> Markup:
+    is_long = len(table.rows) > MOST_ROWS
+    headers = _join(_header(column) for column in table.columns)
+    rows = _join(_row(table.columns, row) for row in table.rows[:MOST_ROWS])
+    caption = Markup("<caption>{}</caption>").format(table.caption) if table.caption else Markup()
+    tools = (
+        Markup(
+            '<div class="tools" hidden><label>Filter <input type="search"></label> <span'
+            ' class="count" role="status"></span> <button type="button" class="more"'
+            " hidden>more</button></div>\n"
+        )
+        if len(table.rows) > _LEAST_FILTERED
+        else Markup()
+    )
+    is_data = is_long and not is_in_chart
+    return Markup(
+        '<div class="table"{}>\n{}<div class="scroll" tabindex="0" role="group" aria-label="{}">\n'
+        "<table>{}<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody></table>\n</div>\n{}</div>\n"
+    ).format(
+        Markup(" data-long") if is_data else Markup(),
+        tools,
+        table.caption or "table: " + ", ".join(column.title for column in table.columns),
+        caption,
+        headers,
+        rows,
+        _data(table) if is_data else Markup(),
+    )
+
+
+def _header(column: Column) -> Markup:
+    title = Markup(' title="{}"').format(column.definition) if column.definition else Markup()
+    words = Markup(' class="text"') if column.is_text else Markup()
+    return Markup('<th scope="col"{}{}>{}</th>').format(words, title, column.title)
+
+
+def _row(columns: Sequence[Column], row: Sequence[Scalar | Cell]) -> Markup:
+    cells = []
+    for place, (column, cell) in enumerate(zip(columns, row, strict=True)):
+        value = cell.value if isinstance(cell, Cell) else cell
+        names = [f"tone-{cell.tone}"] if isinstance(cell, Cell) else []
+        names += ["text"] if column.is_text else []
+        attributes = Markup(' class="{}"').format(" ".join(names)) if names else Markup()
+        if isinstance(value, int | float):
+            attributes += Markup(' data-value="{}"').format(float(value))
+        tag = Markup("td") if place else Markup("th")
+        scope = Markup() if place else Markup(' scope="row"')
+        text = _with_code(column.text(cell))
+        cells.append(Markup("<{0}{1}{2}>{3}</{0}>").format(tag, scope, attributes, text))
+    return Markup("<tr>{}</tr>\n").format(_join(cells))
+
+
+def _data(block: Block) -> Markup:
+    """Return a block as data inside the page; what would end a script is written otherwise."""
+    text = json.dumps(to_json(block), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup('<script type="application/json">{}</script>\n').format(_own(text))
+
+
+def _heading(title: str, level: int) -> Markup:
+    return Markup("<h{0}>{1}</h{0}>\n").format(min(level, _DEEPEST_HEADING), title)
+
+
+def _with_code(text: str) -> Markup:
     """Return the escaped text, what is between backticks as code."""
     # Escaped before the tags are put in.
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(str(text)))))  # noqa: S704
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704
+
+
+def _own(text: str) -> Markup:
+    """Return a script, a style or data of ours, which are not escaped."""
+    return Markup(text)  # noqa: S704
+
+
+def _join(parts: Iterable[Markup]) -> Markup:
+    return Markup().join(parts)
+
+
+def _has_chart(blocks: Iterable[Block]) -> bool:
+    return any(
+        isinstance(block, Chart) or (isinstance(block, Section) and _has_chart(block.blocks))
+        for block in blocks
+    )

@@ -163,7 +163,7 @@ def write_quality_page(report: QualityReport, rows: ArrowStream, path: Path) -> 
 
     """
     # The command line imports this module in processes that have no jinja2.
-    from foretoken.page.html import render_sections
+    from foretoken.page.section_html import render_sections
 
     subtitle = (
         f"Judged by Foretoken in {report.wall_s:.1f} s. Flagged rows are kept, and left out of"

@@ -11,8 +11,8 @@ from foretoken.domain.results.report import (
     PredictorTrainingReport,
     SplitScore,
 )
-from foretoken.page.html import render_sections
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.page.section_html import render_sections
 from foretoken.predictor.report.chance import coverage_by_chance
 from foretoken.predictor.report.plots import (
     draw_coverage,

@@ -7,8 +7,8 @@ from foretoken.domain.requests.training_run import TrainingMemoryReport
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 from foretoken.page.figure import GREY
-from foretoken.page.html import render_sections
 from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.page.section_html import render_sections
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.plots import draw_stacked_rows

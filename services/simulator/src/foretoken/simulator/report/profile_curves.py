@@ -11,8 +11,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.figure import BLUE, INK, ORANGE, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.page.html import render_sections
 from foretoken.page.section import DataTable, Picture, Section
+from foretoken.page.section_html import render_sections
 from foretoken.simulator.report.profile_groups import CurveKey, FittedCurve
 
 _PANELS_IN_ROW = 3

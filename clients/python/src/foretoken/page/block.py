@@ -1,0 +1,270 @@
+"""What pages are made of: blocks over tables and metrics, as data.
+
+`foretoken.page.html` writes them as HTML, `to_json` gives the same to a live page or a notebook.
+Numbers stay numbers in the unit of their column; how they are written follows from it.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Literal, Self
+
+from foretoken.domain.metrics.metric import SHARE, Better, Metric, title_of
+from foretoken.domain.metrics.number_text import format_number
+
+Tone = Literal["", "alert", "calm"]
+Scalar = str | float | int | bool | None
+
+
+def number_text(value: Scalar, unit: str = "") -> str:
+    """Return a value as pages write it; `SHARE` in per cent, None as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    if not isfinite(value):
+        return "-"
+    if unit == SHARE:
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else format_number(value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Value:
+    """One number to be seen first: of a metric, or of a label and a unit.
+
+    `low` and `high` are the bounds of its interval, `note` is what else there is to say of it.
+    """
+
+    label: str
+    value: Scalar
+    unit: str = ""
+    name: str = ""
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, metric: Metric, record: Any, label: str = "", **more: Any) -> Self:
+        """Return the value of a metric in a report or a row of a table."""
+        value = metric.value(record)
+        label = label or metric.label
+        return cls(label=label, value=value, unit=metric.unit, name=metric.name, **more)
+
+    @property
+    def text(self) -> str:
+        """The value with its unit, where that says more than the label."""
+        text = number_text(self.value, self.unit)
+        is_said = self.unit in {"", SHARE} or self.unit in self.label
+        return text if is_said else f"{text} {self.unit}"
+
+    @property
+    def interval(self) -> str:
+        """The interval in words; empty without one."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"{number_text(self.low, self.unit)} to {number_text(self.high, self.unit)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The numbers to be seen first."""
+
+    values: Sequence[Value]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """A column of a table: of numbers in a unit, or of words.
+
+    `name` is its key in JSON and in charts: letters, digits and underscores, of the title where
+    none is given.
+    """
+
+    title: str
+    name: str = ""
+    unit: str = ""
+    better: Better = ""
+    is_text: bool = False
+    definition: str = ""
+
+    def __post_init__(self) -> None:
+        """Give it a name."""
+        name = re.sub(r"\W+", "_", self.name or self.title, flags=re.ASCII).strip("_")
+        object.__setattr__(self, "name", name or "name")
+
+    @classmethod
+    def of(cls, metric: Metric, label: str = "") -> Self:
+        """Return the column of a metric."""
+        return cls(
+            title=title_of(label or metric.label, metric.unit),
+            name=metric.name,
+            unit=metric.unit,
+            better=metric.better,
+            definition=metric.definition,
+        )
+
+    @classmethod
+    def words(cls, title: str, name: str = "") -> Self:
+        """Return a column of words."""
+        return cls(title=title, name=name, is_text=True)
+
+    def text(self, cell: "Scalar | Cell") -> str:
+        """Return a cell as pages write it."""
+        return number_text(cell.value if isinstance(cell, Cell) else cell, self.unit)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """A cell that stands out; its text must say why without its colour."""
+
+    value: Scalar
+    tone: Tone
+
+    def __str__(self) -> str:
+        """Return the value as a page without a unit writes it."""
+        return number_text(self.value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """A table whose first column names the rows; pages sort it, and filter it where it is long."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Scalar | Cell]]
+    caption: str = ""
+
+    def column(self, name: str) -> Column:
+        """Return a column by its name."""
+        return next(column for column in self.columns if column.name == name)
+
+    def values(self, name: str) -> list[Scalar]:
+        """Return the values of a column by its name."""
+        place = [column.name for column in self.columns].index(name)
+        return [_plain(row[place]) for row in self.rows]
+
+    def texts(self) -> list[list[str]]:
+        """Return what a page writes in its rows."""
+        return [
+            [column.text(cell) for column, cell in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chart:
+    """A picture of a table: a Vega-Lite specification without its data, which are the table's rows.
+
+    Fields of the specification are the names of columns. `foretoken.page.chart` has our kinds.
+    `caption` says what it shows; with the table it stands for the picture where none is seen.
+    `thinned` names the columns of a scatter's axes: of points on one pixel one is drawn.
+    """
+
+    title: str
+    spec: Mapping[str, Any]
+    table: Table
+    caption: str = ""
+    thinned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph; what is between backticks is code. `alert` stands out, `code` stays as it is."""
+
+    text: str
+    tone: Literal["", "alert", "code"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page under a title; one that is not `open` starts folded."""
+
+    title: str
+    blocks: "Sequence[Block]"
+    open: bool = True
+
+
+Block = Figures | Table | Chart | Text | Section
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """A page: its question, what its answer rests on, and its blocks, the answer first."""
+
+    title: str
+    question: Sequence[str] = ()
+    rests_on: Sequence[str] = ()
+    blocks: Sequence[Block] = field(default_factory=tuple)
+
+
+def to_json(block: Block | Page) -> dict[str, Any]:
+    """Return a page or a block as plain data for `json.dumps`; `kind` says what it is.
+
+    A table's rows are lists of plain values, and `tones` those of cells that stand out by row and
+    column; what is no number (NaN, infinite) is None.
+    """
+    kind = {"kind": type(block).__name__.lower()}
+    if isinstance(block, Table):
+        return kind | _table_to_json(block)
+    if isinstance(block, Figures):
+        return kind | {"values": [_value_to_json(value) for value in block.values]}
+    if isinstance(block, Chart):
+        return kind | {
+            "title": block.title,
+            "caption": block.caption,
+            "spec": block.spec,
+            "thinned": list(block.thinned),
+            "table": to_json(block.table),
+        }
+    if isinstance(block, Text):
+        return kind | {"text": block.text, "tone": block.tone}
+    blocks = {"blocks": [to_json(item) for item in block.blocks]}
+    if isinstance(block, Section):
+        return kind | {"title": block.title, "open": block.open} | blocks
+    lines = {"question": list(block.question), "rests_on": list(block.rests_on)}
+    return kind | {"title": block.title} | lines | blocks
+
+
+def _plain(cell: Scalar | Cell) -> Scalar:
+    value = cell.value if isinstance(cell, Cell) else cell
+    # numpy's numbers are none of JSON's.
+    if value is not None and hasattr(value, "item"):
+        value = value.item()
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _value_to_json(value: Value) -> dict[str, Any]:
+    return {
+        "name": value.name,
+        "label": value.label,
+        "value": _plain(value.value),
+        "unit": value.unit,
+        "text": value.text,
+        "low": value.low,
+        "high": value.high,
+        "note": value.note,
+    }
+
+
+def _table_to_json(table: Table) -> dict[str, Any]:
+    return {
+        "caption": table.caption,
+        "columns": [
+            {
+                "name": column.name,
+                "title": column.title,
+                "unit": column.unit,
+                "better": column.better,
+                "is_text": column.is_text,
+            }
+            for column in table.columns
+        ],
+        "rows": [[_plain(cell) for cell in row] for row in table.rows],
+        "tones": {
+            f"{row},{place}": cell.tone
+            for row, cells in enumerate(table.rows)
+            for place, cell in enumerate(cells)
+            if isinstance(cell, Cell)
+        },
+    }
