@@ -145,22 +145,27 @@ class Access:
 
     @contextmanager
     def admit(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """Let a call run, and log it where it leaves something.
+        """Let a call over gRPC run, as `enter` does."""
+        if is_open(method):
+            yield
+            return
+        with self.enter(method, self.find(context), context.peer()):
+            yield
+
+    @contextmanager
+    def enter(self, method: str, callers: tuple[str, ...], peer: str) -> Iterator[None]:
+        """Let a call run by the names of who makes it, and log it where it leaves something.
 
         Raises:
             NotAllowedError: the caller lacks the right.
             UnauthenticatedError: who shows nothing lacks it.
 
         """
-        if is_open(method):
-            yield
-            return
         # Reflection, which is in no table, reads.
         right = _RIGHTS.get(method, Right.READ)
-        callers = self.find(context)
         name, rpc = " and ".join(callers) or ANONYMOUS, method.rpartition("/")[2]
-        if right not in self._rights_of(callers):
-            _audit.warning("refused caller=%s rpc=%s peer=%s", name, rpc, context.peer())
+        if not self.allows(right, callers):
+            _audit.warning("refused caller=%s rpc=%s peer=%s", name, rpc, peer)
             raise _refusal(name, rpc, right)
         outcome = "failed"
         try:
@@ -171,18 +176,21 @@ class Access:
             raise
         finally:
             if right not in _UNLOGGED:
-                _audit.info(
-                    "caller=%s rpc=%s outcome=%s peer=%s", name, rpc, outcome, context.peer()
-                )
+                _audit.info("caller=%s rpc=%s outcome=%s peer=%s", name, rpc, outcome, peer)
+
+    def allows(self, right: Right, callers: tuple[str, ...]) -> bool:
+        """Return whether one of the names has a right, or who shows none has it."""
+        return right in self._rights_of(callers)
 
     def find(self, context: grpc.ServicerContext) -> tuple[str, ...]:
         """Return the names under which a caller is known: of its certificate, of its token."""
-        names = []
-        if self._checks_certificates and (name := _certified_name(context.auth_context())):
-            names.append(name)
-        if self._tokens and (name := self._tokens.find(context.invocation_metadata()) or ""):
-            names.append(name)
-        return tuple(names)
+        certificate = context.auth_context() if self._checks_certificates else {}
+        return self.name(certificate, context.invocation_metadata())
+
+    def name(self, certificate: Mapping[str, Any], metadata: Any) -> tuple[str, ...]:
+        """Return the names of a certificate that was checked, as gRPC has it, and of a token."""
+        token = self._tokens.find(metadata) if self._tokens else None
+        return tuple(name for name in (_certified_name(certificate), token) if name)
 
     def _rights_of(self, callers: tuple[str, ...]) -> frozenset[Right]:
         known = [name for name in callers if name in self._rights]

@@ -157,6 +157,11 @@ def _run_in(pool: Executor, handler: Handler) -> Handler:
     )
 
 
+def budget_of(config: ServerConfig, name: str) -> int:
+    """Return how many calls of a method run at once, by the proto's name of it."""
+    return config.budgets.get(name) or _BUDGETS.get(name) or config.max_workers
+
+
 def build_admission(
     config: ServerConfig, access: Access, limits: TimeLimits, metrics: RequestMetrics
 ) -> Admission:
@@ -175,7 +180,7 @@ def build_admission(
 
     def new_lane(method: str, handler: Handler) -> Lane:
         name = method.rpartition("/")[2]
-        budget = config.budgets.get(name) or _BUDGETS.get(name) or config.max_workers
+        budget = budget_of(config, name)
         holds_thread = handler.request_streaming or name.startswith("Watch")
         return Lane(method, budget, 0 if holds_thread else config.max_queued_calls)
 

@@ -56,6 +56,10 @@ class ServerConfig:
     a name that is not there. Without any, who has a name may do everything, who has none may read,
     and on a loopback address do everything.
 
+    `http_port` (-1: none) serves the same calls as JSON, and the pages, with the same TLS, tokens
+    and callers. `http_hosts` are names by which browsers may reach it (none: any; on a loopback
+    address those of this machine). Bodies of requests have at most `http_max_bytes`.
+
     Of each method `max_workers` calls run at once, or what `budgets` says of it (`Record: 64`), and
     `max_queued_calls` wait; of methods that hold their thread for minutes, which are `Record`,
     uploads and watches, none wait. What is refused may be asked again `retry_after_s` later. A call
@@ -68,6 +72,9 @@ class ServerConfig:
     port: int = 50051
     metrics_port: int = 9090
     health_port: int = -1
+    http_port: int = -1
+    http_hosts: tuple[str, ...] = ()
+    http_max_bytes: int = 32 * 2**20
     max_workers: int = 16
     max_queued_calls: int = 64
     budgets: Mapping[str, int] = field(default_factory=dict)
@@ -87,7 +94,8 @@ class ServerConfig:
     def __post_init__(self) -> None:
         """Check the ports, the limits, and that TLS is whole or off: half would be in the clear."""
         InvalidRequestError.check("server", self._limits())
-        for name, lowest in (("port", 0), ("metrics_port", -1), ("health_port", -1)):
+        optional = ("metrics_port", "health_port", "http_port")
+        for name, lowest in (("port", 0), *((name, -1) for name in optional)):
             if not lowest <= getattr(self, name) <= _MAX_PORT:
                 raise InvalidRequestError.of_field(name, f"is from {lowest} to {_MAX_PORT}")
         if bool(self.tls_certificate_file) != bool(self.tls_key_file):
@@ -99,7 +107,12 @@ class ServerConfig:
             )
 
     def _limits(self) -> Checks:
-        least = {"max_workers": 1, "max_queued_calls": 0, "max_connection_age_s": 0}
+        least = {
+            "max_workers": 1,
+            "max_queued_calls": 0,
+            "max_connection_age_s": 0,
+            "http_max_bytes": 1,
+        }
         checks = {
             name: (getattr(self, name) >= low, f"is at least {low}") for name, low in least.items()
         }

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
 
 if TYPE_CHECKING:
+    from foretoken.app.web.server import WebServer
     from foretoken.catalog.service import CatalogService
 
 _SIGNAL_TICK_S = 0.5
@@ -114,6 +116,9 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
         port = _bind(server, config.server)
         if config.server.health_port >= 0:
             undo.callback(_serve_health(config.server, health_servicer))
+        if config.server.http_port >= 0:
+            offered = [name for name in SERVICES if name in names or _is_elsewhere(name, config)]
+            undo.callback(serve_web(config.server, tuple(offered), composition).close)
         closing = undo.pop_all()
     server.start()
     for full_name in (*full_names, ""):
@@ -180,10 +185,65 @@ def serve_catalog_at(address: str, catalog: "CatalogService", grace_s: float) ->
         return undo.pop_all()
 
 
+def serve_web(config: ServerConfig, offered: tuple[str, ...], ports: Composition) -> "WebServer":
+    """Serve pages and calls over HTTP for the services that are offered, and return at once.
+
+    Raises:
+        InvalidRequestError: the address is taken.
+
+    """
+    # What no process without it waits for.
+    from foretoken.app.web.calls import OfferedServices
+    from foretoken.app.web.server import WebServer
+
+    return WebServer(config, OfferedServices(offered, ports)).open()
+
+
+def serve_web_until_stopped(config: AppConfig, announce: Callable[[str], None]) -> None:
+    """Serve HTTP alone for all services, which run here or elsewhere, until SIGTERM or SIGINT.
+
+    A profiler is offered where one could run. `announce` is called with the address.
+    """
+    wait = _catch_signals()
+    offered = [
+        name
+        for name in SERVICES
+        if name != "profiler" or _is_elsewhere(name, config) or find_spec("torch")
+    ]
+    simulator = {"resumes_at_start": True, **config.simulator}
+    with Composition(replace(config, simulator=simulator)) as composition:
+        server = serve_web(config.server, tuple(offered), composition)
+        try:
+            announce(server.address)
+            wait()
+        finally:
+            server.close()
+
+
+def _is_elsewhere(name: str, config: AppConfig) -> bool:
+    return bool(getattr(config.endpoints, name) != EMBEDDED)
+
+
 def serve_until_stopped(
     names: Sequence[str], config: AppConfig, announce: Callable[[int], None]
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop gracefully. `announce` is called with the port."""
+    wait = _catch_signals()
+    # First, for it fails at once where the port is taken.
+    stop_metrics = _serve_metrics(config.server)
+    running = start_server(names, config)
+    _log.info(
+        "serving services=%s address=%s:%d", ",".join(names), config.server.host, running.port
+    )
+    announce(running.port)
+    wait()
+    running.stop(config.server)
+    stop_metrics()
+    _log.info("stopped")
+
+
+def _catch_signals() -> Callable[[], None]:
+    """Return what waits for SIGTERM or SIGINT, which count from now on."""
     stopped = threading.Event()
 
     def ask_to_stop(signal_number: int, _frame: FrameType | None) -> None:
@@ -192,19 +252,13 @@ def serve_until_stopped(
 
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, ask_to_stop)
-    # First, for it fails at once where the port is taken.
-    stop_metrics = _serve_metrics(config.server)
-    running = start_server(names, config)
-    _log.info(
-        "serving services=%s address=%s:%d", ",".join(names), config.server.host, running.port
-    )
-    announce(running.port)
-    # A signal just before a wait is handled when the wait is over: none may be without end.
-    while not stopped.wait(_SIGNAL_TICK_S):
-        pass
-    running.stop(config.server)
-    stop_metrics()
-    _log.info("stopped")
+
+    def wait() -> None:
+        # A signal just before a wait is handled when the wait is over: none may be without end.
+        while not stopped.wait(_SIGNAL_TICK_S):
+            pass
+
+    return wait
 
 
 def _serve_metrics(config: ServerConfig) -> Callable[[], None]:

@@ -208,6 +208,13 @@ class RootGroup(LazyGroup):
             " Ctrl-C.",
             _SERVE,
         ),
+        ListedCommand(
+            "ui",
+            "serve:ui",
+            "Ask, look, compare and share in the browser: every service in one process, and its"
+            " pages.",
+            _SERVE,
+        ),
     )
 
 

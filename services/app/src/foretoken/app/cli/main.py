@@ -101,7 +101,7 @@ def root(
     except ForetokenError as err:
         fail(err)
         return
-    is_serving = context.invoked_subcommand == "serve"
+    is_serving = context.invoked_subcommand in {"serve", "ui"}
     configure_logging(resolved.log, quiet=not is_serving and log_level is None)
     context.obj = CliState(config=resolved, output=output)
 

@@ -1,5 +1,6 @@
-"""`foretoken serve`: run services in this process."""
+"""`foretoken serve` and `foretoken ui`: run services, and their pages, in this process."""
 
+import webbrowser
 from dataclasses import replace
 from typing import Annotated
 
@@ -9,17 +10,27 @@ from foretoken.app.cli.state import fail, state_of
 from foretoken.app.config import SERVICES
 from foretoken.domain.errors import ForetokenError
 
+_WEB = "web"
+_HTTP_PORT = 8080
+
 
 def serve(
     context: typer.Context,
     services: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Which: {', '.join(SERVICES)}. None named: all in one process."),
+        typer.Argument(
+            help=f"Which: {', '.join(SERVICES)}. None named: all in one process. `web`: the pages"
+            " of services elsewhere, without gRPC."
+        ),
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Prometheus port; -1 serves none.")
+    ] = None,
+    http: Annotated[
+        int | None,
+        typer.Option(help="Port of pages and of calls as JSON; 0: a free one, -1: none."),
     ] = None,
 ) -> None:
     """Serve over gRPC with health, reflection and Prometheus metrics, until SIGTERM or Ctrl-C.
@@ -28,19 +39,50 @@ def serve(
     `foretoken --endpoint catalog=dns:///catalog:50051 serve predictor`
     """
     # Metrics, health and reflection, which no other command needs.
-    from foretoken.app.serve import serve_until_stopped
+    from foretoken.app.serve import serve_until_stopped, serve_web_until_stopped
 
     state = state_of(context)
-    given = {"host": host, "port": port, "metrics_port": metrics_port}
+    is_web_alone = services == [_WEB]
+    if is_web_alone and http is None and state.config.server.http_port < 0:
+        http = _HTTP_PORT
+    given = {"host": host, "port": port, "metrics_port": metrics_port, "http_port": http}
     overrides = {key: value for key, value in given.items() if value is not None}
 
     try:
         server = replace(state.config.server, **overrides)  # type: ignore[arg-type]
         config = replace(state.config, server=server)
+        if is_web_alone:
+            serve_web_until_stopped(config, lambda address: typer.echo(f"serving {address}"))
+            return
 
         def announce(bound_port: int) -> None:
             typer.echo(f"serving {server.host}:{bound_port}")
 
         serve_until_stopped(tuple(dict.fromkeys(services or SERVICES)), config, announce)
+    except ForetokenError as err:
+        fail(err)
+
+
+def ui(
+    context: typer.Context,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    http: Annotated[int, typer.Option(help="Port of the pages; 0 takes a free one.")] = _HTTP_PORT,
+    has_browser: Annotated[
+        bool, typer.Option("--browser/--no-browser", help="Open the pages in the browser.")
+    ] = True,
+) -> None:
+    """Ask, look, compare and share in the browser: every service in one process, and its pages."""
+    from foretoken.app.serve import serve_web_until_stopped
+
+    state = state_of(context)
+
+    def announce(address: str) -> None:
+        typer.echo(f"serving {address}")
+        if has_browser:
+            webbrowser.open(address)
+
+    try:
+        server = replace(state.config.server, host=host or state.config.server.host, http_port=http)
+        serve_web_until_stopped(replace(state.config, server=server), announce)
     except ForetokenError as err:
         fail(err)

@@ -1,0 +1,1 @@
+"""The same services over HTTP: calls as JSON, and pages."""

@@ -1,0 +1,102 @@
+"""The web server: one event loop in a thread of its own, next to gRPC's server or alone."""
+
+import asyncio
+import logging
+import threading
+from ssl import SSLContext
+from typing import Self
+
+from aiohttp import web
+
+from foretoken.app.access import Access, Tokens
+from foretoken.app.config import ServerConfig
+from foretoken.app.web.api import add_api
+from foretoken.app.web.callers import Callers, build_tls
+from foretoken.app.web.calls import Calls, OfferedServices
+from foretoken.app.web.guard import RequestGuard
+from foretoken.domain.errors import InvalidRequestError
+
+_log = logging.getLogger(__name__)
+
+
+class WebServer:
+    """Answers HTTP for some services."""
+
+    def __init__(self, config: ServerConfig, offered: OfferedServices) -> None:
+        """Keep what to serve, and how.
+
+        Raises:
+            InvalidRequestError: a file of tokens cannot be read, or a caller has no such role.
+
+        """
+        self._config = config
+        tokens = Tokens(config.token_file) if config.token_file else None
+        access = Access.of(config, tokens)
+        self._calls = Calls(config, access, offered)
+        self._callers = Callers(access, tokens)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="web", daemon=True)
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    def open(self) -> Self:
+        """Begin to serve; `port` is known then.
+
+        Raises:
+            InvalidRequestError: nothing can listen there, or the files of TLS cannot be used.
+
+        """
+        tls = build_tls(self._config)
+        self._thread.start()
+        try:
+            self.port = asyncio.run_coroutine_threadsafe(self._start(tls), self._loop).result()
+        except OSError as err:
+            self.close()
+            raise InvalidRequestError.of_field(
+                "server.http_port",
+                f"cannot listen on {self._config.host}:{self._config.http_port}: {err.strerror};"
+                " choose another with --http",
+            ) from err
+        services = ",".join(self._calls.offered.names)
+        _log.info("serving http services=%s address=%s", services, self.address)
+        return self
+
+    @property
+    def address(self) -> str:
+        """Where a browser finds it."""
+        scheme = "https" if self._config.tls_certificate_file else "http"
+        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
+        return f"{scheme}://{host}:{self.port}/"
+
+    def close(self) -> None:
+        """Take no more requests, give those that run a moment, and end."""
+        if not self._loop.is_running():
+            return
+        if self._runner is not None:
+            asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
+        self._calls.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _start(self, tls: SSLContext | None) -> int:
+        guard = RequestGuard(self._config)
+        app = web.Application(
+            middlewares=[guard.guard], client_max_size=self._config.http_max_bytes
+        )
+        app.on_response_prepare.append(guard.add_headers)
+        add_api(app.router, self._calls, self._callers)
+        app.router.add_get("/healthz", _answer_health)
+        # Whoever leaves ends what he waited for.
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=self._config.grace_s
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._config.host, self._config.http_port, ssl_context=tls)
+        await site.start()
+        host_and_port: tuple[str, int] = self._runner.addresses[0]
+        return host_and_port[1]
+
+
+async def _answer_health(_request: web.Request) -> web.Response:
+    return web.Response(text="ok\n")

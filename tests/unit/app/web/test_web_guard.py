@@ -1,0 +1,126 @@
+"""Who may do what over HTTP: other sites nothing, who shows nothing what the server grants."""
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from certificates import Authority
+from web_client import WebClient, serve_home
+
+from foretoken.app.config import ServerConfig
+from foretoken.domain.errors import InvalidRequestError
+
+_SERVICES = ("catalog",)
+_CHECK = "/v1/catalog/create_check"
+
+
+@pytest.fixture
+def open_web(tmp_path: Path) -> Iterator[WebClient]:
+    with serve_home(tmp_path, services=_SERVICES) as web:
+        yield web
+
+
+def test_pages_of_other_sites_change_nothing(open_web: WebClient) -> None:
+    """A browser says where a request comes from, and by which name it found the server."""
+    own = f"http://127.0.0.1:{open_web.port}"
+    asked = {
+        "own": open_web.post(_CHECK, {}, Origin=own, Sec_Fetch_Site="same-origin"),
+        "no browser": open_web.post(_CHECK, {}),
+        "other site": open_web.post(_CHECK, {}, Origin="https://example.com"),
+        "sandboxed": open_web.post(_CHECK, {}, Origin="null"),
+        "same site": open_web.post(_CHECK, {}, Sec_Fetch_Site="same-site"),
+        "form": open_web.send("POST", _CHECK, b"a=1", Content_Type="text/plain"),
+        "rebound name": open_web.get("/v1/catalog/list_jobs", Host="example.com"),
+    }
+    assert {
+        "own": 200,
+        "no browser": 200,
+        "other site": 403,
+        "sandboxed": 403,
+        "same site": 403,
+        "form": 415,
+        "rebound name": 421,
+    } == {name: answer.status for name, answer in asked.items()}
+
+
+def test_every_answer_has_the_headers_that_keep_browsers_safe(open_web: WebClient) -> None:
+    for path in ("/v1/catalog/list_jobs", "/healthz", "/nowhere", "/v1/catalog/get_job?job_id=x"):
+        headers = open_web.get(path).headers
+        assert "default-src 'none'; script-src 'self';" in headers["Content-Security-Policy"]
+        assert "nosniff" == headers["X-Content-Type-Options"]
+        assert "Access-Control-Allow-Origin" not in headers
+        assert "unsafe-eval" not in headers["Content-Security-Policy"]
+
+
+def test_a_body_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    config = ServerConfig(http_port=0, http_max_bytes=1_000)
+    with serve_home(tmp_path, config, _SERVICES) as web:
+        assert 413 == web.post(_CHECK, {"snapshot": "x" * 2_000}).status
+        assert 200 == web.post("/v1/catalog/list_jobs", {}).status
+
+
+def test_tokens_give_roles(tmp_path: Path) -> None:
+    """Of who shows a token its name counts; who shows none is refused."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("looker aaaa\nmaker bbbb\n")
+    config = ServerConfig(
+        http_port=0,
+        token_file=str(tokens),
+        callers={"looker": ("reader",), "maker": ("planner",)},
+    )
+    with serve_home(tmp_path / "home", config, _SERVICES) as web:
+        statuses = [
+            (
+                web.get("/v1/catalog/list_jobs", **shown).status,
+                web.post(_CHECK, {}, **shown).status,
+            )
+            for shown in (
+                {},
+                {"Authorization": "Bearer wrong"},
+                {"Authorization": "Bearer aaaa"},
+                {"Authorization": "Bearer bbbb"},
+                {"Cookie": "foretoken_token=bbbb"},
+            )
+        ]
+        refused = web.get("/v1/catalog/list_jobs")
+    assert [(401, 401), (401, 401), (200, 403), (200, 200), (200, 200)] == statuses
+    assert 'Bearer realm="foretoken"' == refused.headers["WWW-Authenticate"]
+
+
+def test_who_shows_nothing_reads_where_others_can_reach_it(tmp_path: Path) -> None:
+    config = ServerConfig(http_port=0, host="0.0.0.0")  # noqa: S104 - what this is about
+    with serve_home(tmp_path, config, _SERVICES) as web:
+        assert 200 == web.get("/v1/catalog/list_jobs", Host="catalog.example").status
+        assert 401 == web.post(_CHECK, {}).status
+
+
+def test_a_certificate_names_its_caller(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = authority.issue("127.0.0.1")
+    reader = authority.issue("somebody", uri="spiffe://cluster/reader")
+    config = ServerConfig(
+        http_port=0,
+        tls_certificate_file=str(server.certificate),
+        tls_key_file=str(server.key),
+        tls_client_ca_file=str(authority.certificate),
+        callers={"spiffe://cluster/reader": ("reader",)},
+    )
+    tls = ssl.create_default_context(cafile=str(authority.certificate))
+    tls.check_hostname = False
+    with serve_home(tmp_path / "home", config, _SERVICES) as web:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            WebClient(web.port, tls).get("/v1/catalog/list_jobs")
+        tls.load_cert_chain(reader.certificate, reader.key)
+        client = WebClient(web.port, tls)
+        assert 200 == client.get("/v1/catalog/list_jobs").status
+        assert 403 == client.post(_CHECK, {}).status
+
+
+def test_a_taken_port_says_what_to_do(open_web: WebClient, tmp_path: Path) -> None:
+    config = ServerConfig(http_port=open_web.port)
+    with (
+        pytest.raises(InvalidRequestError, match="choose another with --http"),
+        serve_home(tmp_path, config, _SERVICES),
+    ):
+        pass

@@ -1,0 +1,74 @@
+"""A web server of real services on a free loopback port, and requests to it."""
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foretoken.app.compose import Composition
+from foretoken.app.config import SERVICES, AppConfig, ServerConfig
+from foretoken.app.serve import serve_web
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class WebClient:
+    port: int
+    tls: ssl.SSLContext | None = None
+
+    def send(self, method: str, path: str, body: bytes | str = b"", **headers: str) -> Answer:
+        """Send one request; `_` in a header's name stands for `-`."""
+        connection: http.client.HTTPConnection = (
+            http.client.HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self.tls)
+            if self.tls
+            else http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        )
+        try:
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, body or None, named)
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.headers), answer.read())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.send("GET", path, **headers)
+
+    def post(self, path: str, content: Any, **headers: str) -> Answer:
+        return self.send(
+            "POST", path, json.dumps(content), **{"Content_Type": "application/json", **headers}
+        )
+
+    def call(self, rpc: str, **fields: Any) -> Any:
+        """Return the reply of an rpc, such as `catalog/list_runs`, which must work."""
+        answer = self.post(f"/v1/{rpc}", fields)
+        assert (200, b"") == (answer.status, b"" if answer.status == 200 else answer.body)
+        return answer.json
+
+
+@contextmanager
+def serve_home(
+    home: Path, config: ServerConfig | None = None, services: tuple[str, ...] = SERVICES
+) -> Iterator[WebClient]:
+    """Serve the services of a home over HTTP."""
+    server_config = config or ServerConfig(http_port=0)
+    with Composition(AppConfig(home=str(home), server=server_config)) as composition:
+        server = serve_web(server_config, services, composition)
+        try:
+            yield WebClient(server.port)
+        finally:
+            server.close()
