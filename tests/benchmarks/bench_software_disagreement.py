@@ -24,7 +24,6 @@ from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.operators.spec.operator import all_operators
-from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.predictor.training_rows import Series, SeriesKey, read_series
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -62,7 +61,7 @@ def _compare(series: Sequence[Series]) -> Iterator[tuple[str, str, Floats]]:
     """Yield plain case or variant, what is compared, and how far apart at each point they share."""
     alike: dict[SeriesKey, list[Series]] = defaultdict(list)
     for item in series:
-        if item.key.framework and not item.key.kernel and not _has_launches(item.key):
+        if item.key.framework and not item.key.kernel:
             alike[replace(item.key, framework="")].append(item)
     for key, members in alike.items():
         for one, other in itertools.combinations(members, 2):
@@ -71,15 +70,6 @@ def _compare(series: Sequence[Series]) -> Iterator[tuple[str, str, Floats]]:
                 names = {item.key.framework.partition(" ")[0] for item in (one, other)}
                 relation = "version" if len(names) == 1 else "software"
                 yield "variant" if key.variant else "plain", relation, apart
-
-
-def _has_launches(key: SeriesKey) -> bool:
-    """Whether small calls were timed with their launches, 58 us each: vLLM's block-scaled GEMMs."""
-    return (
-        key.operator == "gemm"
-        and key.framework.startswith("vllm")
-        and parse_variant(key.variant).get("quant") == "fp8_block"
-    )
 
 
 def _apart(one: Series, other: Series) -> Floats:

@@ -78,11 +78,7 @@ def train(services: Composition, foretoken: Foretoken, data: Path, thinned: Path
 
 
 def _thin(systems: Path, thinned: Path) -> None:
-    """Write the rows that the measured models need, in the same layout.
-
-    vLLM's block-scaled GEMMs are left to TensorRT-LLM's table: the small ones were timed with their
-    launches, 58 us each.
-    """
+    """Write the rows that the measured models need, in the same layout."""
     source = systems / "data" / TRAINED_ON
     thinned.mkdir(parents=True)
     for path in (systems / f"{TRAINED_ON}.yaml", *sorted(source.rglob("collection_meta.yaml"))):
@@ -93,8 +89,6 @@ def _thin(systems: Path, thinned: Path) -> None:
             table = table.filter(_PICKS[path.stem])
         if path.stem == "moe_perf":
             table = _unite_marlin(table)
-        if path.stem == "gemm_perf" and "vllm" in path.parts:
-            table = table.filter(~_one_of(gemm_dtype=["fp8_block"]))
         pq.write_table(table, _place(path, systems, thinned))
 
 

@@ -224,3 +224,47 @@ def test_another_variant_is_no_reference() -> None:
     for found in far:
         found["latency_us_median"] *= 10
     assert {} == _names(_stored([*far, *_norms()]))
+
+
+def _products(host_us: float, **changes: Any) -> list[dict[str, Any]]:
+    """Return products at half the A30's bandwidth, small and large, that wait for the host."""
+    return [
+        row(
+            dims={"m": 16, "n": n, "k": 512 * step},
+            **{"latency_us_median": max(host_us, 6.6 + n * 512 * step * 2 * 2 / 933e3), **changes},
+        )
+        for step in range(1, 9)
+        for n in 1 << np.arange(9, 17)
+    ]
+
+
+def test_a_table_that_waited_for_the_host_is_doubted_whole() -> None:
+    slow = _products(200.0, framework_version="0.24.0")
+    sound = _products(0.0, framework="sglang")
+    assert {"host_bound": len(slow)} == _names(_stored([*slow, *sound]))
+
+
+def test_products_that_nothing_compares_with_are_not_doubted() -> None:
+    other = _products(0.0, framework="sglang", variant="quant=int8_wo")
+    assert {} == _names(_stored([*_products(200.0), *other]))
+
+
+def test_what_waits_a_little_is_not_doubted() -> None:
+    assert {} == _names(_stored([*_products(12.0), *_products(0.0, framework="sglang")]))
+
+
+def test_prefills_wait_for_the_host_in_engines_too() -> None:
+    def blocks(time_us: float, framework: str) -> list[dict[str, Any]]:
+        return [
+            row(
+                operator="causal_conv_prefill",
+                dims=dict.fromkeys(("num_seqs",), 1)
+                | {"num_tokens": tokens, "channels": 4096}
+                | {"kernel_size": 4},
+                framework=framework,
+                latency_us_median=time_us,
+            )
+            for tokens in range(16, 1040, 16)
+        ]
+
+    assert {} == _names(_stored([*blocks(300.0, "vllm"), *blocks(20.0, "sglang")]))
