@@ -35,6 +35,7 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         pp=draw(degrees),
         dp=dp,
         ep=ep,
+        attention_dp=dp > 1 and ep == 1,
         max_tokens=draw(counts),
         max_num_seqs=draw(counts),
         max_num_batched_tokens=draw(counts),

@@ -133,6 +133,36 @@ def test_redundant_experts_must_spread_evenly(degrees: dict[str, int], count: in
         _lower(_rank(**degrees), options=options)
 
 
+def test_engines_without_expert_parallelism_split_every_expert_they_share() -> None:
+    nodes = _lower(_rank(dp=4, attention_dp=True))
+    experts = nodes["moe_experts"]
+    assert ("moe_experts", True, 400, 128, 768 // 4) == (
+        experts.operator,
+        experts.is_group_wide,
+        experts.dims["num_tokens"],
+        experts.dims["num_experts"],
+        experts.dims["intermediate"],
+    )
+    gathered = {"message_bytes": 400 * 2048 * 2, "devices_per_node": 4, "num_nodes": 1}
+    assert gathered == nodes["moe_experts_all_gather"].dims
+    assert gathered == nodes["moe_experts_reduce_scatter"].dims
+    assert 100 == nodes["moe_router"].dims["m"]
+
+
+def test_engines_that_share_experts_split_their_attention_by_tp_alone() -> None:
+    shared, alone = (
+        _lower(_rank(tp=2, dp=dp, attention_dp=dp > 1))["attn_qkv_proj"] for dp in (4, 1)
+    )
+    assert shared == alone
+
+
+def test_without_experts_nothing_is_shared() -> None:
+    assert [
+        "layout.ep: attention_dp is for engines that serve a model with experts; leave it out"
+    ] == _reasons(find_model("llama-3-8b"), dp=2, attention_dp=True)
+    assert "do not divide its width 768" in _reasons(_QWEN, dp=5, attention_dp=True)[0]
+
+
 def test_ranks_left_over_split_each_expert() -> None:
     experts = _lower(_rank(tp=4, ep=2))["moe_experts"]
     assert (64, 384) == (experts.dims["num_local_experts"], experts.dims["intermediate"])

@@ -55,6 +55,24 @@ def test_sglang_counts_the_ranks_of_attention_and_experts_together() -> None:
     assert ("layers", 2) == (scenario.speculative.method, scenario.speculative.num_draft_tokens)
 
 
+@pytest.mark.parametrize(
+    ("command", "layout"),
+    [
+        ("vllm serve mixtral-8x7b --data-parallel-size 4", {"attention_dp": True, "dp": 4}),
+        ("vllm serve llama-3-8b --data-parallel-size 4", {"dp": 4}),
+        (
+            "-m sglang.launch_server --model mixtral-8x7b --tp 8 --dp 4 --enable-dp-attention",
+            {"tp": 2, "dp": 4, "attention_dp": True},
+        ),
+    ],
+)
+def test_attention_replicas_of_a_model_with_experts_share_them(
+    command: str, layout: dict[str, int]
+) -> None:
+    scenario, _ = _read(command)
+    assert ParallelLayout(**layout) == scenario.layout
+
+
 def test_sglang_spreads_experts_over_all_ranks_that_exchange_tokens() -> None:
     scenario, unread = _read(
         "python3 -m sglang.launch_server --model deepseek-v3 --tp 8 --dp 8 --enable-dp-attention"

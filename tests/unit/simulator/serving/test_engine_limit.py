@@ -58,6 +58,7 @@ def _scenario(
         ("vllm-0.20", {}, {"kv_dtype": DType.INT8}, "kv_dtype"),
         ("vllm-0.20", {}, {"dtype": DType.TF32}, "dtype"),
         ("vllm-v0", {"tp": 2, "ep": 2}, {}, "layout.ep"),
+        ("vllm-v0", {"dp": 2, "attention_dp": True}, {}, "layout.dp"),
         ("vllm-v0", {}, {"cluster": _POOLS}, "cluster.pools"),
         ("sglang-0.5", {"pp": 2}, {"speculative": SpeculativeSpec()}, "layout.pp"),
         ("lightllm", {"pp": 2}, {}, "layout.pp"),

@@ -245,14 +245,13 @@ class RankContext:
     @property
     def has_lock_step(self) -> bool:
         """Whether the engines of the data-parallel ranks share experts and step together."""
-        return self.layout.ep > 1 and self.layout.dp > 1
+        return self.layout.shares_experts
 
     @property
     def moe_tp(self) -> int:
         """Ranks that split each expert: those of the group that expert parallelism leaves."""
-        if self.layout.ep == 1:
-            return self.layout.tp
-        return max(1, self.layout.tp * self.layout.dp // self.layout.ep)
+        num_engines = self.layout.dp if self.has_lock_step else 1
+        return max(1, self.layout.tp * num_engines // self.layout.ep)
 
     @property
     def stage_layers(self) -> range:

@@ -104,6 +104,7 @@ class LayoutCases:
     is_isp: Quantity = False
     weight_degree: Quantity = 1
     num_redundant_experts: int = 0
+    attention_dp: Quantity = False
 
     @classmethod
     def of_rank(cls, rank: RankContext, options: LoweringOptions | None) -> Self:
@@ -125,6 +126,7 @@ class LayoutCases:
             is_isp=form == "isp",
             weight_degree=training.weight_degree if training else 1,
             num_redundant_experts=options.num_redundant_experts if options else 0,
+            attention_dp=layout.attention_dp,
         )
 
     @property

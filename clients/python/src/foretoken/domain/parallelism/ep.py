@@ -3,7 +3,8 @@
 Within one engine every rank has all tokens already: it computes its own experts, and the sum that
 tensor parallelism ends a layer with adds the ranks up. Engines with a data-parallel attention each
 (`dp` above 1) step together: their tokens go to the ranks of the experts and back. Ranks that
-expert parallelism leaves over split each expert's width. In training
+expert parallelism leaves over split each expert's width, with `attention_dp` and no expert
+parallelism all of them: tokens are gathered then, whatever else is set. In training
 `domain/lowering/expert_exchange.py` spreads them, over the ranks of cp too.
 
 vLLM and SGLang gather the tokens of all ranks and scatter the sums where nothing else is set
@@ -51,6 +52,11 @@ _SCALED_FEATURES = 128
 
 def _limits(cases: LayoutCases) -> Iterator[Limit]:
     experts = stack_of(cases.model).experts
+    yield Limit(
+        "experts",
+        cases.attention_dp & (not experts or cases.training is not None),
+        lambda: "attention_dp is for engines that serve a model with experts; leave it out",
+    )
     if not experts:
         yield Limit(
             "experts",
@@ -86,9 +92,10 @@ def _served_limits(cases: LayoutCases, experts: LayerPart) -> Iterator[Limit]:
         ),
     )
     width = larger(1, num_ranks // ep)
+    is_shared = (ep > 1) | cases.attention_dp
     yield Limit(
         "experts",
-        (ep > 1) & (num_ranks % ep == 0) & (experts["intermediate"] % width != 0),
+        is_shared & (num_ranks % ep == 0) & (experts["intermediate"] % width != 0),
         lambda: (
             f"the {width} ranks that share an expert do not divide its width"
             f" {experts['intermediate']}"
@@ -96,17 +103,15 @@ def _served_limits(cases: LayoutCases, experts: LayerPart) -> Iterator[Limit]:
     )
     yield Limit(
         "experts",
-        (ep > 1) & (cases.dp > 1) & (cases.pp > 1),
-        lambda: (
-            "engines that share experts (dp and ep above 1) cannot have pipeline stages; set pp 1"
-        ),
+        is_shared & (cases.dp > 1) & (cases.pp > 1),
+        lambda: "engines that share experts cannot have pipeline stages; set pp 1",
     )
 
 
 def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
     if lowering.options.training is not None:
         return distribute_experts(nodes, lowering)
-    if lowering.rank.layout.ep == 1:
+    if lowering.rank.layout.ep == 1 and not lowering.rank.has_lock_step:
         return nodes
     return tuple(part for node in nodes for part in _spread(node, lowering))
 
@@ -147,6 +152,14 @@ def _routing(node: OperatorNode, lowering: Lowering) -> ExpertRouting:
 def _local_experts(node: OperatorNode, lowering: Lowering, tokens: Quantity) -> OperatorNode:
     rank, routing = lowering.rank, _routing(node, lowering)
     load = expert_load(tokens, routing, lowering.options.moe_imbalance_ratio)
+    if rank.layout.ep == 1:
+        dims = {
+            **node.dims,
+            "num_tokens": tokens,
+            "num_active_experts": load.num_active,
+            "intermediate": node.dims["intermediate"] // rank.moe_tp,
+        }
+        return dataclasses.replace(node, dims=dims)
     dims = {
         "num_tokens": tokens,
         "top_k": routing.top_k,
@@ -165,7 +178,7 @@ def _exchange(
 ) -> tuple[OperatorNode, OperatorNode]:
     """Return what brings the group's tokens to the experts, and what brings the sums back."""
     rank = lowering.rank
-    if lowering.options.expert_exchange == "all_gather":
+    if lowering.options.expert_exchange == "all_gather" or rank.layout.ep == 1:
         return (
             _collective(node, rank, "all_gather", tokens, "dp"),
             _collective(node, rank, "reduce_scatter", tokens, "dp"),

@@ -76,7 +76,7 @@ def _width_limit(width: int, cases: LayoutCases, splits_layers: Quantity) -> Lim
 
 def _mlp_widths(cases: LayoutCases) -> set[int]:
     # With expert parallelism, and in training, how an expert is split is up to that.
-    splits_experts = cases.training is None and cases.ep == 1
+    splits_experts = cases.training is None and cases.ep == 1 and not cases.attention_dp
     widths = set()
     for part in stack_of(cases.model).feed_forwards:
         if splits_experts or part.kind != "experts":
@@ -117,7 +117,7 @@ def _with_module_sums(
 
 
 def _split(node: OperatorNode, rank: RankContext, has_loss: bool) -> Iterator[OperatorNode]:
-    if node.operator == "moe_experts" and rank.layout.ep > 1:
+    if node.operator == "moe_experts" and (rank.layout.ep > 1 or rank.has_lock_step):
         yield node
         return
     yield dataclasses.replace(node, dims=_split_dims(node, rank))

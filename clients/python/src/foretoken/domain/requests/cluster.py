@@ -56,7 +56,7 @@ class ReplicaPool:
 
     `role` is one of `POOL_ROLES`; requests are prefilled in a pool of role `prefill` and their KV
     cache moves to one of role `decode`. A replica is an engine of `layout` with its `dp` left out
-    (`num_replicas` count), or all of it where experts are shared (ep > 1).
+    (`num_replicas` count), or all of it where its engines share experts.
     """
 
     name: str

@@ -9,8 +9,10 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 class ParallelLayout:
     """Degrees of the parallel axes: tensor, pipeline, data, context, expert.
 
-    `placement.py` says how ranks are numbered. `ep` splits experts over ranks of the other axes, so
-    it adds no devices.
+    `communication.py` says how ranks are numbered. `ep` splits experts over ranks of the other
+    axes, so it adds no devices. Data-parallel engines that serve share their experts where `ep` is
+    above 1, and with `attention_dp` where it is not: then all their ranks split every expert. Else
+    they are replicas.
     """
 
     tp: int = 1
@@ -18,6 +20,7 @@ class ParallelLayout:
     dp: int = 1
     cp: int = 1
     ep: int = 1
+    attention_dp: bool = False
 
     def __post_init__(self) -> None:
         """Refuse degrees below one."""
@@ -32,6 +35,11 @@ class ParallelLayout:
     def degree(self, axis: str) -> int:
         """Return the degree of an axis by name."""
         return int(getattr(self, axis))
+
+    @property
+    def shares_experts(self) -> bool:
+        """Whether data-parallel engines share experts, and step together."""
+        return self.dp > 1 and (self.ep > 1 or self.attention_dp)
 
     @property
     def num_devices(self) -> int:

@@ -121,6 +121,7 @@ def _deployment(scenario: ServingScenario) -> str:
 
 def _layout(layout: ParallelLayout) -> str:
     degrees = [f"{axis} {layout.degree(axis)}" for axis in _AXES if layout.degree(axis) > 1]
+    degrees += ["attention_dp"] if layout.attention_dp else []
     return f" ({', '.join(degrees)})" if degrees else ""
 
 

@@ -143,7 +143,7 @@ class ServingScenario:
 
 def replica_layout(layout: ParallelLayout) -> ParallelLayout:
     """Return the layout of one replica: replicas are alike, unless they share experts."""
-    return layout if layout.ep > 1 else replace(layout, dp=1)
+    return layout if layout.shares_experts else replace(layout, dp=1, attention_dp=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

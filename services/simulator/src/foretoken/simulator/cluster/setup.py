@@ -236,8 +236,8 @@ def _check_pool(
     fits = scaling is None or scaling.min_replicas <= pool.num_replicas <= scaling.max_replicas
     checks = {
         "layout.dp": (
-            layout.dp == 1 or layout.ep > 1,
-            "must be 1 unless engines share experts (ep > 1): num_replicas counts replicas",
+            layout.dp == 1 or layout.shares_experts,
+            "must be 1 unless engines share experts (ep or attention_dp): see num_replicas",
         ),
         "engine.kv_tiers": (
             not part.engine.kv_tiers,

@@ -111,7 +111,7 @@ def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> Non
 def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[LaunchPool]:
     declared: Sequence[ReplicaPool]
     if scenario.cluster is None:
-        num_replicas = 1 if scenario.layout.ep > 1 else scenario.layout.dp
+        num_replicas = 1 if scenario.layout.shares_experts else scenario.layout.dp
         declared = [ReplicaPool(name="server", num_replicas=num_replicas)]
         layout = replace(scenario.layout, dp=scenario.layout.dp // num_replicas)
         parts: Sequence[ServingScenario] = [replace(scenario, layout=layout)]

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.errors import ForetokenError, InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.engine import EngineCapabilities, EngineProfile, find_engine
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.load import load_model
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.cluster import ReplicaPool
 from foretoken.domain.requests.scenario import ServingScenario
@@ -36,6 +38,7 @@ _RULES = (
     "has_expert_balancing",
     "num_redundant_experts",
 )
+_LAYOUT = ("tp", "pp", "dp", "ep", "attention_dp")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
 
 
@@ -86,6 +89,7 @@ class ServedOptions:
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    attention_dp: bool = False
     max_tokens: int = 0
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
@@ -121,6 +125,7 @@ class ServedOptions:
             pp=layout.pp,
             dp=layout.dp,
             ep=layout.ep,
+            attention_dp=layout.attention_dp,
             max_tokens=pool.max_tokens,
             **{name: getattr(engine, name) for name in (*_LIMITS, *_RULES)},
             quantization=_made_at_load(scenario),
@@ -157,10 +162,11 @@ def scenario_content(fields: Fields, profile: str) -> dict[str, Any]:
     rules = {name: fields[name] for name in _RULES if name in fields}
     if not fields.get("has_graphs", True):
         rules["graph_mode"] = "none"
+    fields = {**fields, "attention_dp": fields.get("attention_dp") and _has_experts(fields)}
     content: dict[str, Any] = {
         "model": fields.get("model_id"),
         "dtype": fields.get("dtype"),
-        "layout": {axis: fields[axis] for axis in ("tp", "pp", "dp", "ep") if axis in fields},
+        "layout": {axis: fields[axis] for axis in _LAYOUT if axis in fields},
         "quantization": fields.get("quantization"),
         "kv_dtype": fields.get("kv_dtype"),
         "engine": {
@@ -181,6 +187,14 @@ def scenario_content(fields: Fields, profile: str) -> dict[str, Any]:
             "draft_model": fields.get("draft_model") or None,
         }
     return {name: value for name, value in content.items() if value}
+
+
+def _has_experts(fields: Fields) -> bool:
+    """Whether the model that a command names is known to have experts."""
+    try:
+        return bool(stack_of(load_model(str(fields.get("model_id", "")))).experts)
+    except ForetokenError:
+        return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,7 +69,7 @@ def _is_of(value: Any, values: tuple[Any, ...]) -> bool:
 def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
     layout, kv_dtype, engine = replica.layout, replica.kv_dtype, replica.resolve_engine()
     has_own_format = kv_dtype is not None and kv_dtype is not replica.dtype
-    num_engines = layout.dp if layout.ep > 1 else 1
+    num_engines = layout.dp if layout.shares_experts else 1
     return {
         "tp": layout.tp,
         "pp": layout.pp,

@@ -264,13 +264,12 @@ def set_up_deployment(
     engine = follow_speculation(engine, scenario.speculative)
     if layout.pp > 1:
         engine = replace(engine, has_async_scheduling=False)
-    shares_experts = layout.dp > 1 and layout.ep > 1
     return DeploymentSetup(
         profile=engine,
         num_kv_blocks=count_kv_blocks(scenario, engine, memories),
         num_engines=layout.dp,
-        is_lock_step=shares_experts,
-        router="least_loaded" if shares_experts else "round_robin",
+        is_lock_step=layout.shares_experts,
+        router="least_loaded" if layout.shares_experts else "round_robin",
         max_context=scenario.model.max_position,
         kv_bytes_per_token=round(max(memory.kv_bytes_per_token for memory in memories)),
         kv_tiers=scenario.engine.kv_tiers,

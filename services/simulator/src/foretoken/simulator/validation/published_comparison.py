@@ -76,7 +76,9 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
         model=model,
         device=run.device,
         quantization=schemes[0] if schemes else "",
-        layout=ParallelLayout(tp=run.tp, pp=run.pp, dp=run.dp, ep=run.ep),
+        layout=ParallelLayout(
+            tp=run.tp, pp=run.pp, dp=run.dp, ep=run.ep, attention_dp=run.dp > 1 and run.ep == 1
+        ),
         engine=EngineSpec(profile=_find_profile(run), max_num_seqs=run.concurrency),
         workload=WorkloadSpec(
             arrival="closed_loop",

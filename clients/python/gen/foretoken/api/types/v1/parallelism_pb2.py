@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(foretoken/api/types/v1/parallelism.proto\x12\x16\x66oretoken.api.types.v1\"\x88\x01\n\x0eParallelLayout\x12\x0f\n\x02tp\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x02pp\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x02\x64p\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x02\x63p\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0f\n\x02\x65p\x18\x05 \x01(\x03H\x04\x88\x01\x01\x42\x05\n\x03_tpB\x05\n\x03_ppB\x05\n\x03_dpB\x05\n\x03_cpB\x05\n\x03_epb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(foretoken/api/types/v1/parallelism.proto\x12\x16\x66oretoken.api.types.v1\"\x9e\x01\n\x0eParallelLayout\x12\x0f\n\x02tp\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0f\n\x02pp\x18\x02 \x01(\x03H\x01\x88\x01\x01\x12\x0f\n\x02\x64p\x18\x03 \x01(\x03H\x02\x88\x01\x01\x12\x0f\n\x02\x63p\x18\x04 \x01(\x03H\x03\x88\x01\x01\x12\x0f\n\x02\x65p\x18\x05 \x01(\x03H\x04\x88\x01\x01\x12\x14\n\x0c\x61ttention_dp\x18\x06 \x01(\x08\x42\x05\n\x03_tpB\x05\n\x03_ppB\x05\n\x03_dpB\x05\n\x03_cpB\x05\n\x03_epb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,5 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foretoken.api.types.v1.para
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PARALLELLAYOUT']._serialized_start=69
-  _globals['_PARALLELLAYOUT']._serialized_end=205
+  _globals['_PARALLELLAYOUT']._serialized_end=227
 # @@protoc_insertion_point(module_scope)

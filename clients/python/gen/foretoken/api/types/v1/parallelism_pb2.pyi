@@ -27,6 +27,7 @@ class ParallelLayout(_message.Message):
     DP_FIELD_NUMBER: _builtins.int
     CP_FIELD_NUMBER: _builtins.int
     EP_FIELD_NUMBER: _builtins.int
+    ATTENTION_DP_FIELD_NUMBER: _builtins.int
     tp: _builtins.int
     """Tensor-parallel degree. Not set: 1."""
     pp: _builtins.int
@@ -37,6 +38,8 @@ class ParallelLayout(_message.Message):
     """Context-parallel degree. Not set: 1."""
     ep: _builtins.int
     """Expert-parallel degree. Not set: 1."""
+    attention_dp: _builtins.bool
+    """Engines of the data-parallel degree share experts where the expert-parallel degree is 1, too."""
     def __init__(
         self,
         *,
@@ -45,10 +48,11 @@ class ParallelLayout(_message.Message):
         dp: _builtins.int | None = ...,
         cp: _builtins.int | None = ...,
         ep: _builtins.int | None = ...,
+        attention_dp: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_dp", b"_dp", "_ep", b"_ep", "_pp", b"_pp", "_tp", b"_tp", "cp", b"cp", "dp", b"dp", "ep", b"ep", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_dp", b"_dp", "_ep", b"_ep", "_pp", b"_pp", "_tp", b"_tp", "cp", b"cp", "dp", b"dp", "ep", b"ep", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cp", b"_cp", "_dp", b"_dp", "_ep", b"_ep", "_pp", b"_pp", "_tp", b"_tp", "attention_dp", b"attention_dp", "cp", b"cp", "dp", b"dp", "ep", b"ep", "pp", b"pp", "tp", b"tp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cp: _TypeAlias = _typing.Literal["cp"]  # noqa: Y015
     _WhichOneofArgType__cp: _TypeAlias = _typing.Literal["_cp", b"_cp"]  # noqa: Y015

@@ -61,7 +61,8 @@ _IMAGE = "lmsysorg/sglang:v0.5.9"
 
 def _read_ranks(options: Options) -> Fields:
     ranks, dp = int(options.get("tp-size", 1)), int(options.get("dp-size", 1))
-    return {"tp": ranks // dp if _read_experts(options)["ep"] > 1 else ranks}
+    is_shared = _read_experts(options)["ep"] > 1 or "enable-dp-attention" in options
+    return {"tp": ranks // dp if is_shared else ranks}
 
 
 def _read_experts(options: Options) -> Fields:
@@ -151,7 +152,9 @@ class SglangEngine(ServingEngine):
             Link(
                 flags=("tp-size",),
                 # SGLang counts the ranks of attention and experts together.
-                write=lambda it: {"tp-size": it.tp * it.dp if it.ep > 1 else it.tp},
+                write=lambda it: {
+                    "tp-size": it.tp * it.dp if it.ep > 1 or it.attention_dp else it.tp
+                },
                 read=_read_ranks,
                 aliases={"tp": "tp-size", "tensor-parallel-size": "tp-size"},
             ),
@@ -160,6 +163,10 @@ class SglangEngine(ServingEngine):
             Link(
                 flags=("enable-dp-attention",),
                 write=lambda served: {"enable-dp-attention": served.dp > 1},
+                read=lambda options: {
+                    "attention_dp": "enable-dp-attention" in options
+                    and _read_experts(options)["ep"] == 1
+                },
             ),
             Link(
                 flags=("ep-size",),

@@ -68,6 +68,12 @@ def _read_experts(options: Options) -> Fields:
     return {"ep": math.prod(degrees) if "enable-expert-parallel" in options else 1}
 
 
+def _read_sharing(options: Options) -> Fields:
+    # Engines of a model with experts share them, whether or not they are spread.
+    is_parallel = int(options.get("data-parallel-size", 1)) > 1
+    return {"attention_dp": is_parallel and "enable-expert-parallel" not in options}
+
+
 def _write_copies(served: ServedOptions) -> Options:
     count = served.num_redundant_experts
     return {"eplb-config": json.dumps({"num_redundant_experts": count}) if count else None}
@@ -160,6 +166,7 @@ class VllmEngine(ServingEngine):
             value("tp", "tensor-parallel-size", default=1, aliases=("tp",), always=True),
             value("pp", "pipeline-parallel-size", default=1, aliases=("pp",)),
             value("dp", "data-parallel-size", default=1, aliases=("dp",)),
+            Link(read=_read_sharing),
             Link(
                 flags=("enable-expert-parallel",),
                 write=lambda served: {"enable-expert-parallel": served.ep > 1},

@@ -12,7 +12,7 @@ from foretoken.domain.models.quantization import executed_quantization, settle_q
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.cluster import settle_speculation
 from foretoken.domain.requests.layout import ParallelLayout
-from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.domain.requests.search import SERVING_MODES, ServingSearchRequest
 from foretoken.simulator.launch.server import find_server
 from foretoken.simulator.serving.draft import list_speculation_lacks
@@ -175,10 +175,12 @@ def _layouts(request: ServingSearchRequest, device: str) -> list[ParallelLayout]
     powers = tuple(1 << power for power in range(most.bit_length()) if 1 << power <= most)
     heads = stack_of(request.scenario.model).split_heads
     degrees = space.tp or tuple(tp for tp in powers if not any(count % tp for count in heads))
+    is_shared = request.scenario.layout.attention_dp
     found = []
     for tp, pp, dp, ep in product(degrees, space.pp or (1,), space.dp or (1,), space.ep or (1,)):
+        layout = ParallelLayout(tp=tp, pp=pp, dp=dp, ep=ep, attention_dp=is_shared and dp > 1)
         # Without shared experts data-parallel engines are replicas, which are counted anyway.
-        layout = ParallelLayout(tp=tp, pp=pp, dp=dp if ep > 1 else 1, ep=ep)
+        layout = replica_layout(layout)
         if layout.num_devices <= space.max_devices:
             found.append(layout)
     return found

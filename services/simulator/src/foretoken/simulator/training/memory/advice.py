@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.scenario import TrainingScenario
@@ -77,7 +78,8 @@ def _alternatives(scenario: TrainingScenario) -> Iterator[tuple[str, TrainingSce
         yield f"micro_batch_size {half}", replace(scenario, micro_batch_size=half)
     for axis in ("tp", "pp"):
         degree = 2 * layout.degree(axis)
-        changed = replace(layout, **{axis: degree})
+        degrees: dict[str, Any] = {axis: degree}
+        changed = replace(layout, **degrees)
         # Chunks given one by one are those of the old pipeline.
         stage_layers = () if axis == "pp" else scenario.stage_layers
         yield (
