@@ -215,6 +215,9 @@ def serve_web_until_stopped(config: AppConfig, announce: Callable[[str], None]) 
         server = serve_web(config.server, tuple(offered), composition)
         try:
             announce(server.address)
+            # The first question should find what answers it open.
+            server.offered.port("simulator")
+            _warm_up(composition)
             wait()
         finally:
             server.close()
@@ -330,7 +333,7 @@ def _warm_up(composition: Composition) -> None:
     """Let this process's predictor compile what it needs, in the background."""
     from foretoken.predictor.service import PredictorService
 
-    predictor = composition.predictor
+    predictor = vars(composition).get("predictor")
     if isinstance(predictor, PredictorService):
         threading.Thread(target=predictor.warm_up, name="warm up", daemon=True).start()
 

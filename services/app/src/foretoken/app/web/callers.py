@@ -40,6 +40,11 @@ class Callers:
             )
         return self.access.name(_certificate(request), metadata)
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there are tokens to sign in with."""
+        return self._tokens is not None
+
     def is_token(self, token: str) -> bool:
         """Return whether somebody has this token."""
         shown = {"authorization": f"Bearer {token}"}

@@ -51,6 +51,10 @@ class OfferedServices:
         with self._lock:
             return getattr(self._ports, name)
 
+    def is_open(self, name: str) -> bool:
+        """Return whether a service was asked for already, or is what every page needs."""
+        return name in ("catalog", "simulator") or name in vars(self._ports)
+
     def servicer(self, name: str) -> Servicer:
         """Return what answers the messages of a service's rpcs."""
         with self._lock:

@@ -14,6 +14,7 @@ from foretoken.app.web.api import add_api
 from foretoken.app.web.callers import Callers, build_tls
 from foretoken.app.web.calls import Calls, OfferedServices
 from foretoken.app.web.guard import RequestGuard
+from foretoken.app.web.pages import Pages
 from foretoken.domain.errors import InvalidRequestError
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class WebServer:
         self._config = config
         tokens = Tokens(config.token_file) if config.token_file else None
         access = Access.of(config, tokens)
+        self.offered = offered
         self._calls = Calls(config, access, offered)
         self._callers = Callers(access, tokens)
         self._loop = asyncio.new_event_loop()
@@ -57,7 +59,7 @@ class WebServer:
                 f"cannot listen on {self._config.host}:{self._config.http_port}: {err.strerror};"
                 " choose another with --http",
             ) from err
-        services = ",".join(self._calls.offered.names)
+        services = ",".join(self.offered.names)
         _log.info("serving http services=%s address=%s", services, self.address)
         return self
 
@@ -86,6 +88,7 @@ class WebServer:
         )
         app.on_response_prepare.append(guard.add_headers)
         add_api(app.router, self._calls, self._callers)
+        Pages(self._calls, self._callers).add(app.router)
         app.router.add_get("/healthz", _answer_health)
         # Whoever leaves ends what he waited for.
         self._runner = web.AppRunner(

@@ -1,0 +1,185 @@
+"""The routes of pages: views run in threads, their templates make HTML of what they return."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.resources import files
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import jinja2
+from aiohttp import web
+
+from foretoken import __version__
+from foretoken.app.web.callers import COOKIE, Callers, peer_of
+from foretoken.app.web.calls import Caller, Calls
+from foretoken.app.web.problem import HttpRefusal, describe_problem
+from foretoken.app.web.views import answer, ask, jobs, results
+from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
+from foretoken.domain.errors import UnauthenticatedError
+
+View = Callable[[Visit], Shown | Redirect | Sent]
+
+VIEWS: Mapping[str, View] = {
+    "GET /": ask.show_serving,
+    "POST /": ask.ask_serving,
+    "GET /train": ask.show_training,
+    "POST /train": ask.ask_training,
+    "GET /answers/{job}": answer.show,
+    "GET /answers/{job}/candidates": answer.send_candidates,
+    "GET /answers/{job}/deployment": answer.send_deployment,
+    "POST /answers/{job}/simulate": answer.simulate,
+    "GET /jobs": jobs.show,
+    "GET /jobs/list": jobs.send_list,
+    "GET /jobs/{service}/{job}": jobs.show_one,
+    "POST /jobs/{service}/{job}/cancel": jobs.cancel,
+    "GET /results": results.show,
+    "GET /results/{job}": results.show_one,
+    "GET /results/{job}/report": results.send_report,
+    "GET /results/{job}/file": results.send_file,
+}
+_NAV: Final = (
+    ("/", "Ask"),
+    ("/train", "Train"),
+    ("/jobs", "Jobs"),
+    ("/results", "Results"),
+)
+_MEDIA: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_FORM: Final = "application/x-www-form-urlencoded"
+_YEAR_S: Final = 31_536_000
+
+
+class StaticFiles:
+    """Files of the program by name; an address has what a file holds, and so never gets old."""
+
+    def __init__(self) -> None:
+        """Read them."""
+        folder = files(__package__) / "static"
+        self._files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        self._marks = {
+            name: hashlib.sha256(content).hexdigest()[:12] for name, content in self._files.items()
+        }
+        self._mark = hashlib.sha256("".join(sorted(self._marks.values())).encode()).hexdigest()[:12]
+
+    def address(self, name: str) -> str:
+        """Return where a page finds a file; modules import each other by name in one folder."""
+        return f"/static/{self._mark}/{name}"
+
+    async def send(self, request: web.Request) -> web.StreamResponse:
+        """Answer with a file."""
+        name = request.match_info["name"]
+        if name not in self._files:
+            raise web.HTTPNotFound
+        media = _MEDIA.get(name.rpartition(".")[2], "application/octet-stream")
+        sent = web.Response(body=self._files[name], content_type=media, charset="utf-8")
+        if request.match_info["mark"] == self._mark:
+            sent.headers["Cache-Control"] = f"public, max-age={_YEAR_S}, immutable"
+        sent.enable_compression()
+        return sent
+
+
+class Pages:
+    """Answers for all pages."""
+
+    def __init__(self, calls: Calls, callers: Callers) -> None:
+        """Keep whom pages ask."""
+        self._calls = calls
+        self._callers = callers
+        self._static = StaticFiles()
+        self._templates = jinja2.Environment(
+            loader=jinja2.PackageLoader(__package__ or "", "templates"),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )
+        self._templates.filters["zip_same"] = lambda names: [(name, name) for name in names]
+        self._templates.globals.update(
+            static=self._static.address,
+            nav=_NAV,
+            version=__version__,
+            has_tokens=callers.has_tokens,
+        )
+
+    def add(self, routes: web.UrlDispatcher) -> None:
+        """Add the routes."""
+        for route, view in VIEWS.items():
+            method, _, path = route.partition(" ")
+            routes.add_route(method, path, self._handle(view))
+        routes.add_get("/static/{mark}/{name}", self._static.send)
+        routes.add_get("/sign-in", self._show_sign_in)
+        routes.add_post("/sign-in", self._sign_in)
+
+    def _handle(self, view: View) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                visit = await self._visit(request)
+                shown = await self._calls.run("Pages", lambda: view(visit))
+            except UnauthenticatedError as err:
+                return self._render("sign_in.html", {"problem": err.message}, request, 401)
+            except asyncio.CancelledError:
+                raise
+            except Exception as err:  # noqa: BLE001
+                # The boundary of the process: every error must become a page.
+                problem = describe_problem(err)
+                return self._render(
+                    "problem.html", {"problem": problem}, request, problem["status"]
+                )
+            if isinstance(shown, Redirect):
+                return web.Response(status=303, headers={"Location": shown.target})
+            if isinstance(shown, Sent):
+                return _send(shown)
+            return self._render(
+                shown.template, {**shown.content, "visit": visit}, request, shown.status
+            )
+
+        return handle
+
+    async def _visit(self, request: web.Request) -> Visit:
+        caller = Caller(self._callers.find(request), peer_of(request))
+        form: dict[str, list[str]] = {}
+        if request.method == "POST":
+            if request.content_type != _FORM:
+                raise HttpRefusal(415, "CONTENT_TYPE", f"pages take {_FORM}")
+            form = parse_qs((await request.read()).decode(errors="replace"), keep_blank_values=True)
+        return Visit(
+            path=request.path,
+            query={key: request.query.getall(key) for key in request.query},
+            place=dict(request.match_info),
+            form=form,
+            caller=caller,
+            access=self._callers.access,
+            offered=self._calls.offered,
+        )
+
+    def _render(
+        self, template: str, content: Mapping[str, Any], request: web.Request, status: int = 200
+    ) -> web.Response:
+        text = self._templates.get_template(template).render(path=request.path, **content)
+        shown = web.Response(text=text, content_type="text/html", status=status)
+        shown.enable_compression()
+        return shown
+
+    async def _show_sign_in(self, request: web.Request) -> web.StreamResponse:
+        return self._render("sign_in.html", {"problem": ""}, request)
+
+    async def _sign_in(self, request: web.Request) -> web.StreamResponse:
+        form = parse_qs((await request.read()).decode(errors="replace"))
+        token = (form.get("token") or [""])[0].strip()
+        if not self._callers.is_token(token):
+            return self._render("sign_in.html", {"problem": "no such token"}, request, 401)
+        signed = web.Response(status=303, headers={"Location": "/"})
+        signed.set_cookie(
+            COOKIE, token, httponly=True, samesite="Strict", secure=request.secure, path="/"
+        )
+        return signed
+
+
+def _send(sent: Sent) -> web.Response:
+    shown = web.Response(body=sent.body, content_type=sent.media, charset="utf-8")
+    if sent.file_name:
+        shown.headers["Content-Disposition"] = f'attachment; filename="{sent.file_name}"'
+    if sent.policy:
+        shown.headers["Content-Security-Policy"] = sent.policy
+    shown.enable_compression()
+    return shown

@@ -1,0 +1,281 @@
+// The answer's page: all candidates ranked again under other limits and prices, drawn and listed; the best as they are simulated.
+import { follow } from "./events.js";
+import { COLOURS, Scatter, short } from "./scatter.js";
+
+const SHOWN_ROWS = 200;
+const COLUMNS = [
+  ["place", "Rank"], ["name", "Deployment"], ["device", "GPU"], ["num_devices", "GPUs"], ["quantization", "Weights"],
+  ["batch_size", "Batch"], ["ttft_ms", "TTFT (ms)"], ["tpot_ms", "TPOT (ms)"], ["output_throughput_tps_per_gpu", "Tokens/s per GPU"],
+  ["tps_per_user", "Tokens/s of a user"], ["cost", "USD per million tokens"], ["verdict", "Verdict"],
+];
+const BY_LIMIT = new Set(["ok", "ttft_ms", "tpot_ms", "dominated"]);
+const byId = (id) => document.getElementById(id);
+const controls = byId("controls");
+
+// ---- columns: words are places in a list ----
+function open(columns) {
+  const found = {};
+  for (const [name, column] of Object.entries(columns)) {
+    found[name] = Array.isArray(column) ? column : column.at.map((place) => column.words[place]);
+  }
+  return found;
+}
+
+function ceilingOf(values, isIn) {
+  const found = values.filter((value, i) => isIn[i] && Number.isFinite(value)).sort((a, b) => a - b);
+  return found.length ? found[Math.min(found.length - 1, Math.floor(found.length * 0.98))] : 1;
+}
+
+class Answer {
+  constructor(columns) {
+    this.c = open(columns);
+    this.n = this.c.name.length;
+    this.prices = {};
+    this.sorted = { name: "place", down: false };
+    this.open = this.c.verdict.map((verdict) => BY_LIMIT.has(verdict));
+    this.place = new Float64Array(this.n);
+    this.isTie = new Uint8Array(this.n);
+    this.c.cost = new Array(this.n);
+    this.order = [];
+    this.limits = { ttft: this.slider("ttft", this.c.ttft_ms), tpot: this.slider("tpot", this.c.tpot_ms) };
+    if (controls.dataset.objective) byId("c-rank").value = controls.dataset.objective;
+    this.addPrices();
+    this.scatter = new Scatter(byId("scatter"), {
+      x: Float64Array.from(this.c.tps_per_user, (value) => value ?? NaN),
+      y: Float64Array.from(this.c.output_throughput_tps_per_gpu, (value) => value ?? NaN),
+      xLabel: "tokens/s of one user", yLabel: "tokens/s per GPU",
+      onPoint: (i) => { byId("pointed").textContent = i < 0 ? "" : this.describe(i); },
+    });
+    this.addHead();
+    for (const id of ["c-ttft", "c-tpot", "c-words"]) byId(id).addEventListener("input", () => this.rank());
+    for (const id of ["c-rank", "c-colour"]) byId(id).addEventListener("change", () => this.rank());
+    controls.addEventListener("submit", (event) => event.preventDefault());
+    this.restore();
+    this.rank();
+    this.explain();
+  }
+
+  // A slider runs over all that could qualify; its end is no limit.
+  slider(name, values) {
+    const input = byId(`c-${name}`);
+    const given = Number(input.dataset.limit) || 0;
+    const top = Math.max(ceilingOf(values, this.open), given * 2);
+    input.min = 0;
+    input.max = 1000;
+    input.value = given ? Math.round(1000 * Math.sqrt(given / top)) : 1000;
+    return { input, top, given, out: byId(`o-${name}`) };
+  }
+
+  limitOf(name) {
+    const { input, top, given, out } = this.limits[name];
+    const at = Number(input.value);
+    const isAsked = given && at === Math.round(1000 * Math.sqrt(given / top));
+    const limit = at >= 1000 ? Infinity : isAsked ? given : top * (at / 1000) ** 2;
+    out.textContent = limit === Infinity ? "any" : `${short(limit)} ms${isAsked ? ", as asked" : ""}`;
+    return limit;
+  }
+
+  addPrices() {
+    const given = {};
+    for (let i = 0; i < this.n; i++) {
+      if (this.c.usd_per_hour[i] && this.c.num_devices[i]) given[this.c.device[i]] ??= this.c.usd_per_hour[i] / this.c.num_devices[i];
+      else given[this.c.device[i]] ??= 0;
+    }
+    this.given = given;
+    for (const [device, usd] of Object.entries(given)) {
+      const field = document.createElement("div");
+      field.className = "field";
+      const label = field.appendChild(document.createElement("label"));
+      label.textContent = `USD an hour of one ${device}`;
+      label.htmlFor = `c-price-${device}`;
+      const input = field.appendChild(document.createElement("input"));
+      Object.assign(input, { id: label.htmlFor, type: "number", min: 0, step: "any", value: usd ? Number(usd.toFixed(3)) : "" });
+      input.addEventListener("input", () => { this.prices[device] = Number(input.value); this.rank(); });
+      byId("prices").append(field);
+    }
+  }
+
+  costOf(i) {
+    const price = this.prices[this.c.device[i]];
+    const known = this.c.usd_per_million_output_tokens[i];
+    if (price === undefined) return known || null;
+    const tps = this.c.output_throughput_tps_per_gpu[i];
+    return price && tps ? (price / 3600 / tps) * 1e6 : null;
+  }
+
+  rank() {
+    const [ttft, tpot] = [this.limitOf("ttft"), this.limitOf("tpot")];
+    const words = byId("c-words").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const c = this.c;
+    const objective = byId("c-rank").value;
+    const key = new Float64Array(this.n);
+    const isIn = this.scatter.isIn;
+    const inside = [];
+    for (let i = 0; i < this.n; i++) {
+      c.cost[i] = this.costOf(i);
+      isIn[i] = this.open[i] && c.ttft_ms[i] <= ttft && c.tpot_ms[i] <= tpot ? 1 : 0;
+      if (isIn[i] && words.length) {
+        const text = `${c.name[i]} ${c.device[i]} ${c.mode[i]} ${c.quantization[i]} ${c.profile[i]}`.toLowerCase();
+        if (!words.every((word) => text.includes(word))) isIn[i] = 0;
+      }
+      key[i] = objective === "cost" ? c.cost[i] ?? Infinity : objective === "latency" ? c.tpot_ms[i] : objective === "num_devices" ? c.num_devices[i] : -c.output_throughput_tps_per_gpu[i];
+      if (isIn[i]) inside.push(i);
+    }
+    inside.sort((a, b) => key[a] - key[b]);
+    this.place.fill(Infinity);
+    this.isTie.fill(0);
+    const best = inside[0];
+    inside.forEach((i, at) => {
+      this.place[i] = at + 1;
+      // Of throughput: whether the best's lies within its interval.
+      if (objective === "throughput_per_gpu" && at && c.tps_per_gpu_high[i] >= c.output_throughput_tps_per_gpu[best]) this.isTie[i] = 1;
+    });
+    this.inside = inside;
+    this.paint();
+    this.list();
+    const ties = this.isTie.reduce((sum, one) => sum + one, 0);
+    byId("counted").textContent = inside.length
+      ? `${inside.length.toLocaleString("en")} of ${this.n.toLocaleString("en")} meet the limits; best: ${this.describe(best)}${ties ? `; of ${ties.toLocaleString("en")} others the interval reaches it` : ""}`
+      : `None of ${this.n.toLocaleString("en")} meets these limits: loosen one.`;
+    this.keep();
+  }
+
+  paint() {
+    const by = byId("c-colour").value;
+    const values = [...new Set(this.c[by])];
+    const places = new Map(values.map((value, place) => [value, place % COLOURS.length]));
+    for (let i = 0; i < this.n; i++) this.scatter.colour[i] = places.get(this.c[by][i]);
+    byId("legend").replaceChildren(...values.slice(0, COLOURS.length).flatMap((value) => {
+      const swatch = document.createElement("span");
+      swatch.className = "swatch";
+      swatch.style.background = COLOURS[places.get(value)];
+      return [swatch, document.createTextNode(String(value) || "as stored")];
+    }));
+    this.scatter.draw();
+  }
+
+  addHead() {
+    const row = document.createElement("tr");
+    for (const [name, title] of COLUMNS) {
+      const head = row.appendChild(document.createElement("th"));
+      head.scope = "col";
+      const button = head.appendChild(document.createElement("button"));
+      button.type = "button";
+      button.textContent = title;
+      button.addEventListener("click", () => {
+        this.sorted = { name, down: this.sorted.name === name && !this.sorted.down };
+        this.list();
+      });
+    }
+    byId("candidates").tHead.replaceChildren(row);
+  }
+
+  list() {
+    const { name, down } = this.sorted;
+    const values = name === "place" ? this.place : this.c[name];
+    let order = this.inside;
+    if (name !== "place" || down) {
+      order = [...this.inside].sort((a, b) => {
+        const [x, y] = [values[a] ?? Infinity, values[b] ?? Infinity];
+        return (x < y ? -1 : x > y ? 1 : this.place[a] - this.place[b]) * (down ? -1 : 1);
+      });
+    }
+    const heads = byId("candidates").tHead.rows[0].cells;
+    COLUMNS.forEach(([column], place) => {
+      if (column === name) heads[place].ariaSort = down ? "descending" : "ascending";
+      else heads[place].removeAttribute("aria-sort");
+    });
+    byId("candidates").tBodies[0].replaceChildren(...order.slice(0, SHOWN_ROWS).map((i) => this.row(i)));
+  }
+
+  row(i) {
+    const row = document.createElement("tr");
+    for (const [name] of COLUMNS) {
+      const isName = name === "name";
+      const cell = row.appendChild(document.createElement(isName ? "th" : "td"));
+      if (isName) cell.scope = "row";
+      const value = name === "place" ? this.place[i] : this.c[name][i];
+      cell.textContent = name === "place" ? `${value}${this.isTie[i] ? " tie" : ""}` : typeof value === "number" ? short(value) : value === "" ? "as stored" : value ?? "-";
+      if (typeof value === "number") cell.className = "number";
+    }
+    return row;
+  }
+
+  describe(i) {
+    const c = this.c;
+    const why = c.reason[i] ? ` (${c.verdict[i]}: ${c.reason[i]})` : "";
+    return `${c.name[i]} on ${c.num_devices[i]} ${c.device[i]}, ${short(c.output_throughput_tps_per_gpu[i])} tokens/s per GPU, TTFT ${short(c.ttft_ms[i])} ms, TPOT ${short(c.tpot_ms[i])} ms${why}`;
+  }
+
+  // An example of each reason for which candidates are out.
+  explain() {
+    for (const place of document.querySelectorAll("[data-verdict]")) {
+      const i = this.c.verdict.indexOf(place.dataset.verdict);
+      if (i >= 0) place.textContent = `, such as ${this.c.name[i]}: ${this.c.reason[i] || "no further reason"}`;
+    }
+  }
+
+  // What is set stands in the address, so that a link shows the same.
+  keep() {
+    const said = new URLSearchParams(location.search);
+    for (const name of ["ttft", "tpot", "rank", "colour", "words"]) {
+      const value = byId(`c-${name}`).value;
+      if (value && value !== this.start?.[name]) said.set(name, value);
+      else said.delete(name);
+    }
+    for (const [device, usd] of Object.entries(this.prices)) said.set(`price.${device}`, usd);
+    clearTimeout(this.keeping);
+    this.keeping = setTimeout(() => history.replaceState(null, "", said.size ? `?${said}` : location.pathname), 200);
+  }
+
+  restore() {
+    this.start = Object.fromEntries(["ttft", "tpot", "rank", "colour", "words"].map((name) => [name, byId(`c-${name}`).value]));
+    for (const [name, value] of new URLSearchParams(location.search)) {
+      if (name in this.start) byId(`c-${name}`).value = value;
+      if (name.startsWith("price.")) {
+        const device = name.slice("price.".length);
+        const input = byId(`c-price-${device}`);
+        if (input) { input.value = value; this.prices[device] = Number(value); }
+      }
+    }
+  }
+}
+
+const answered = await fetch(controls.dataset.candidates);
+if (answered.ok) new Answer(await answered.json());
+else byId("counted").textContent = "The candidates of this answer are not kept any more.";
+
+byId("copy").addEventListener("click", async () => {
+  await navigator.clipboard?.writeText(location.href);
+  byId("copied").textContent = `The link is copied: ${location.href}`;
+});
+
+// ---- the best, as they are simulated ----
+const simulating = byId("simulating");
+if (simulating) {
+  const job = simulating.dataset.job;
+  const table = byId("finalists");
+  let count = 0;
+  follow(`/v1/simulator/watch_serving_search?job_id=${encodeURIComponent(job)}`, {
+    take(finalist) {
+      count += 1;
+      table.hidden = false;
+      const report = finalist.report;
+      const judged = report.steady?.ttft_ms?.p50 ? report.steady : report;
+      const row = table.tBodies[0].insertRow();
+      const name = row.appendChild(document.createElement("th"));
+      name.scope = "row";
+      name.textContent = finalist.name;
+      for (const text of [finalist.met ? "met" : "missed", short(judged.ttft_ms?.p50), short(judged.ttft_ms?.p99), short(judged.tpot_ms?.p50), short(report.output_throughput_tps_per_gpu), "when all are simulated"]) row.insertCell().textContent = text;
+      simulating.textContent = `${count} simulated; more may come.`;
+    },
+    done() {
+      simulating.replaceChildren(`${count} simulated. `);
+      const link = simulating.appendChild(document.createElement("a"));
+      link.href = `/answers/${encodeURIComponent(job)}`;
+      link.textContent = "Show the whole answer, with manifests";
+    },
+    lost() { simulating.textContent = "The server is away; the page goes on when it is back."; },
+    failed(problem) { simulating.textContent = problem.detail; },
+  });
+}

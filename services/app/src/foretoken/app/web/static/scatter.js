@@ -1,0 +1,151 @@
+// Points on a canvas: up to some 10^5, drawn in one go, with zoom by dragging and the nearest point named.
+const PAD = { left: 60, right: 12, top: 10, bottom: 34 };
+export const COLOURS = ["#3b82d0", "#d9822b", "#2f9e6e", "#c0448f", "#8a6fd1", "#a8a11e", "#1fa5b5", "#c94f4f"];
+
+export class Scatter {
+  constructor(canvas, { x, y, xLabel, yLabel, onPoint }) {
+    Object.assign(this, { canvas, x, y, xLabel, yLabel, onPoint, zoom: null, drag: null });
+    this.colour = new Uint8Array(x.length);
+    this.isIn = new Uint8Array(x.length);
+    canvas.addEventListener("pointerdown", (event) => { this.drag = { from: this.at(event), to: null }; });
+    canvas.addEventListener("pointermove", (event) => this.move(event));
+    canvas.addEventListener("pointerup", () => this.drop());
+    canvas.addEventListener("dblclick", () => this.reset());
+    canvas.addEventListener("keydown", (event) => { if (event.key === "Escape") this.reset(); });
+    new ResizeObserver(() => this.draw()).observe(canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+  }
+
+  at(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  }
+
+  reset() { this.zoom = null; this.draw(); }
+
+  move(event) {
+    if (this.drag) { this.drag.to = this.at(event); this.draw(); return; }
+    const found = this.nearest(...this.at(event));
+    if (found !== this.pointed) { this.pointed = found; this.onPoint?.(found); }
+  }
+
+  drop() {
+    const drag = this.drag;
+    this.drag = null;
+    if (drag?.to && Math.abs(drag.to[0] - drag.from[0]) > 6 && Math.abs(drag.to[1] - drag.from[1]) > 6) {
+      const [a, b] = [this.invert(...drag.from), this.invert(...drag.to)];
+      this.zoom = [Math.min(a[0], b[0]), Math.max(a[0], b[0]), Math.min(a[1], b[1]), Math.max(a[1], b[1])];
+    }
+    this.draw();
+  }
+
+  bounds() {
+    if (this.zoom) return this.zoom;
+    let [x0, x1, y0, y1] = [Infinity, -Infinity, Infinity, -Infinity];
+    for (let i = 0; i < this.x.length; i++) {
+      const [x, y] = [this.x[i], this.y[i]];
+      if (!Number.isFinite(x) || !Number.isFinite(y)) continue;
+      if (x < x0) x0 = x;
+      if (x > x1) x1 = x;
+      if (y < y0) y0 = y;
+      if (y > y1) y1 = y;
+    }
+    if (x0 > x1) return [0, 1, 0, 1];
+    return [0, x1 * 1.05 || 1, 0, y1 * 1.05 || 1];
+  }
+
+  scale() {
+    const [x0, x1, y0, y1] = this.bounds();
+    const [w, h] = [this.canvas.clientWidth - PAD.left - PAD.right, this.canvas.clientHeight - PAD.top - PAD.bottom];
+    return { x0, y0, kx: w / (x1 - x0 || 1), ky: h / (y1 - y0 || 1), h };
+  }
+
+  invert(px, py) {
+    const s = this.scale();
+    return [s.x0 + (px - PAD.left) / s.kx, s.y0 + (PAD.top + s.h - py) / s.ky];
+  }
+
+  nearest(px, py) {
+    const s = this.scale();
+    let [best, least] = [-1, 144];
+    for (let i = 0; i < this.x.length; i++) {
+      const dx = PAD.left + (this.x[i] - s.x0) * s.kx - px;
+      const dy = PAD.top + s.h - (this.y[i] - s.y0) * s.ky - py;
+      const d = dx * dx + dy * dy - (this.isIn[i] ? 20 : 0);
+      if (d < least) { least = d; best = i; }
+    }
+    return best;
+  }
+
+  draw() {
+    const ratio = devicePixelRatio || 1;
+    const [w, h] = [this.canvas.clientWidth, this.canvas.clientHeight];
+    if (!w) return;
+    this.canvas.width = w * ratio;
+    this.canvas.height = h * ratio;
+    const pen = this.canvas.getContext("2d");
+    pen.scale(ratio, ratio);
+    const style = getComputedStyle(document.body);
+    const [text, line] = [style.color, style.getPropertyValue("--line")];
+    const s = this.scale();
+    this.axes(pen, s, w, h, text, line);
+    pen.save();
+    pen.beginPath();
+    pen.rect(PAD.left, PAD.top, w - PAD.left - PAD.right, h - PAD.top - PAD.bottom);
+    pen.clip();
+    // What is out first and faint, so that what is in stays seen.
+    for (const wanted of [0, 1]) {
+      pen.globalAlpha = wanted ? 0.85 : 0.25;
+      for (let c = 0; c < COLOURS.length; c++) {
+        pen.fillStyle = COLOURS[c];
+        const size = wanted ? 4 : 2.5;
+        for (let i = 0; i < this.x.length; i++) {
+          if (this.colour[i] !== c || this.isIn[i] !== wanted) continue;
+          pen.fillRect(PAD.left + (this.x[i] - s.x0) * s.kx - size / 2, PAD.top + s.h - (this.y[i] - s.y0) * s.ky - size / 2, size, size);
+        }
+      }
+    }
+    pen.restore();
+    if (this.drag?.to) {
+      const [[ax, ay], [bx, by]] = [this.drag.from, this.drag.to];
+      pen.strokeStyle = text;
+      pen.strokeRect(Math.min(ax, bx), Math.min(ay, by), Math.abs(ax - bx), Math.abs(ay - by));
+    }
+  }
+
+  axes(pen, s, w, h, text, line) {
+    pen.font = "12px system-ui, sans-serif";
+    pen.fillStyle = text;
+    pen.strokeStyle = line;
+    const [, x1, , y1] = this.bounds();
+    pen.textAlign = "center";
+    for (const tick of ticks(s.x0, x1)) {
+      const px = PAD.left + (tick - s.x0) * s.kx;
+      pen.beginPath(); pen.moveTo(px, PAD.top); pen.lineTo(px, h - PAD.bottom); pen.stroke();
+      pen.fillText(short(tick), px, h - PAD.bottom + 14);
+    }
+    pen.fillText(this.xLabel, (w + PAD.left) / 2, h - 4);
+    pen.textAlign = "right";
+    for (const tick of ticks(s.y0, y1)) {
+      const py = PAD.top + s.h - (tick - s.y0) * s.ky;
+      pen.beginPath(); pen.moveTo(PAD.left, py); pen.lineTo(w - PAD.right, py); pen.stroke();
+      pen.fillText(short(tick), PAD.left - 6, py + 4);
+    }
+    pen.save();
+    pen.translate(12, (h - PAD.bottom) / 2);
+    pen.rotate(-Math.PI / 2);
+    pen.textAlign = "center";
+    pen.fillText(this.yLabel, 0, 0);
+    pen.restore();
+  }
+}
+
+function ticks(low, high) {
+  const step = 10 ** Math.floor(Math.log10((high - low) / 4 || 1));
+  const wide = [1, 2, 5, 10].map((k) => k * step).find((k) => (high - low) / k <= 6);
+  const found = [];
+  for (let at = Math.ceil(low / wide) * wide; at <= high; at += wide) found.push(at);
+  return found;
+}
+
+export const short = (value) => (value == null || !Number.isFinite(value) ? "-" : Number(value.toPrecision(4)).toLocaleString("en"));

@@ -1,0 +1,1 @@
+"""The pages: a function each, which takes a visit and returns what its template shows."""

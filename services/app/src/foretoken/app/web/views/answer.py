@@ -1,0 +1,188 @@
+"""Answer: the ranked deployments of a search, as figures, a picture and a table that is live."""
+
+import io
+import json
+import tempfile
+import time
+import zipfile
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from foretoken.app.cli.search_serving import find_launched
+from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
+from foretoken.client.results import read_result
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError, UnknownJobError
+from foretoken.domain.job import Job, JobState, error_of_job
+from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.domain.requests.search import Finalist, ServingSearchReport
+from foretoken.simulator.launch.deployment import write_deployment
+
+# Columns the page ranks by and shows; the others stay in the table that can be exported.
+_COLUMNS: Final = (
+    "name",
+    "device",
+    "mode",
+    "profile",
+    "quantization",
+    "num_devices",
+    "replicas",
+    "tp",
+    "pp",
+    "dp",
+    "ep",
+    "batch_size",
+    "ttft_ms",
+    "tpot_ms",
+    "request_throughput_rps",
+    "output_throughput_tps",
+    "output_throughput_tps_per_gpu",
+    "tps_per_gpu_low",
+    "tps_per_gpu_high",
+    "tps_per_user",
+    "usd_per_million_output_tokens",
+    "usd_per_hour",
+    "verdict",
+    "reason",
+    "rank",
+)
+# Digits that are sent of a number: three times what is shown of an estimate.
+_DIGITS: Final = 6
+# How long a page waits for what takes about a second.
+_WAIT_S: Final = 4.0
+
+
+def show(visit: Visit) -> Shown | Redirect:
+    """Show the answer, or how far it is."""
+    job_id = visit.place["job"]
+    job = wait_a_moment(visit, job_id)
+    if job is not None and not job.state.is_final:
+        content = {"job": job, "service": "simulator", "title": "Searching"}
+        return Shown(template="job.html", content=content)
+    if job is not None and job.state is not JobState.SUCCEEDED:
+        raise error_of_job(job)
+    report = read_search(visit, job_id)
+    simulation = visit.first("simulation")
+    content = {
+        "job_id": job_id,
+        "report": report,
+        "best": _best(report),
+        "finalists": report.finalists,
+        "simulation": simulation,
+        "limits": _limits(report),
+        "objective": _request(report).get("objective", ""),
+        "launched": _launched(report),
+        "rejected": sorted(report.num_ruled_out_by_verdict.items(), key=lambda item: -item[1]),
+    }
+    return Shown(template="answer.html", content=content)
+
+
+def send_candidates(visit: Visit) -> Sent:
+    """Send the candidates by column: words as places in a list of them, numbers rounded."""
+    candidates = read_search(visit, visit.place["job"]).candidates
+    columns = {name: _to_column(list(getattr(candidates, name))) for name in _COLUMNS}
+    return send_json(columns)
+
+
+def send_deployment(visit: Visit) -> Sent:
+    """Send the files that start a finalist: the one that is named, or the best that meets all."""
+    report = read_search(visit, visit.place["job"])
+    chosen = _choose(report, visit.first("name")) or find_launched(report)
+    scenario = schema.decode(ServingScenario, json.loads(chosen.scenario_json))
+    packed = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        write_deployment(scenario, Path(folder))
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(Path(folder).rglob("*")):
+                if path.is_file():
+                    archive.write(path, path.relative_to(folder))
+    return Sent(body=packed.getvalue(), media="application/zip", file_name="deployment.zip")
+
+
+def simulate(visit: Visit) -> Redirect:
+    """Simulate a finalist for itself, with all its requests and steps; go to the job."""
+    report = read_search(visit, visit.place["job"])
+    chosen = _choose(report, (visit.form.get("name") or [""])[0]) or find_launched(report)
+    scenario = schema.decode(ServingScenario, json.loads(chosen.scenario_json))
+    job = visit.simulator.create_serving_simulation(scenario)
+    return Redirect(f"/jobs/simulator/{job.job_id}")
+
+
+def read_search(visit: Visit, job_id: str) -> ServingSearchReport:
+    """Return the report of a search: of this service, or as the catalog keeps it.
+
+    Raises:
+        UnknownJobError: neither has it.
+        InvalidRequestError: it is of another kind.
+
+    """
+    try:
+        return visit.simulator.get_serving_search_report(job_id)
+    except UnknownJobError:
+        _, report = read_result(visit.catalog, job_id)
+    if not isinstance(report, ServingSearchReport):
+        raise InvalidRequestError.of_field("job", f"{job_id} is no search for deployments")
+    return report
+
+
+def wait_a_moment(visit: Visit, job_id: str) -> Job | None:
+    """Return the job when it has ended, or as it is after a moment; None where it is forgotten."""
+    deadline = time.monotonic() + _WAIT_S
+    try:
+        job = visit.simulator.get_job(job_id)
+        while not job.state.is_final and time.monotonic() < deadline:
+            time.sleep(0.05)
+            job = visit.simulator.get_job(job_id)
+    except UnknownJobError:
+        return None
+    return job
+
+
+def _choose(report: ServingSearchReport, name: str) -> Finalist | None:
+    found = next((finalist for finalist in report.finalists if finalist.name == name), None)
+    if name and found is None:
+        raise InvalidRequestError.of_field("name", f"{name} was not simulated")
+    return found
+
+
+def _launched(report: ServingSearchReport) -> str:
+    return next((finalist.name for finalist in report.finalists if finalist.is_met), "")
+
+
+def _best(report: ServingSearchReport) -> dict[str, Any]:
+    """Return the row of the best candidate; empty without one."""
+    names = list(report.candidates.name)
+    if report.best not in names:
+        return {}
+    place = names.index(report.best)
+    return {name: list(getattr(report.candidates, name))[place] for name in _COLUMNS}
+
+
+def _request(report: ServingSearchReport) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(report.request_json) if report.request_json else {}
+    return found
+
+
+def _limits(report: ServingSearchReport) -> dict[str, float]:
+    """Return the limits on means, which the page's sliders begin with."""
+    given = _request(report).get("targets", {}).get("limits", ())
+    return {limit["metric"]: limit["limit_ms"] for limit in given if limit["percentile"] == 0}
+
+
+def _to_column(values: Sequence[Any]) -> Any:
+    if values and isinstance(values[0], str):
+        words = list(dict.fromkeys(values))
+        places = {word: place for place, word in enumerate(words)}
+        return {"words": words, "at": [places[value] for value in values]}
+    return [_to_number(value) for value in values]
+
+
+def _to_number(value: Any) -> float | int | bool | None:
+    if isinstance(value, bool | int):
+        return value
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, bool | int):
+        return number
+    return float(f"{number:.{_DIGITS}g}") if isfinite(number) else None

@@ -1,0 +1,77 @@
+"""Jobs of all services, live, with cancel; a finished one leads to its result."""
+
+from typing import Any, Final
+
+from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
+from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError, UnknownJobError
+from foretoken.domain.job import Job, JobState
+
+_SERVICES: Final = ("simulator", "predictor", "catalog", "profiler")
+_SHOWN: Final = 200
+# Kinds of jobs whose results have pages.
+_WITH_PAGE: Final = ("serving", "training", "capacity", "training-search")
+_SEARCH: Final = "serving-search"
+
+
+def show(visit: Visit) -> Shown:
+    """Show the jobs."""
+    return Shown(template="jobs.html", content={"jobs": _list(visit)})
+
+
+def send_list(visit: Visit) -> Sent:
+    """Send what the page shows anew now and then."""
+    return send_json(_list(visit))
+
+
+def show_one(visit: Visit) -> Shown | Redirect:
+    """Show a job while it runs, and go to its result after."""
+    service, job_id = visit.place["service"], visit.place["job"]
+    job = _port(visit, service).get_job(job_id)
+    if job.state is JobState.SUCCEEDED and (target := result_of(service, job)):
+        return Redirect(target)
+    content = {"job": job, "service": service, "title": f"{job.kind} {job.state.name.lower()}"}
+    return Shown(template="job.html", content=content)
+
+
+def cancel(visit: Visit) -> Redirect:
+    """Ask a job to stop."""
+    service, job_id = visit.place["service"], visit.place["job"]
+    _port(visit, service).cancel_job(job_id)
+    return Redirect(f"/jobs/{service}/{job_id}")
+
+
+def result_of(service: str, job: Job) -> str:
+    """Return where the result of a job is shown; empty where it has no page."""
+    if service != "simulator":
+        return ""
+    if job.kind == _SEARCH:
+        return f"/answers/{job.job_id}"
+    return f"/results/{job.job_id}" if job.kind in _WITH_PAGE else ""
+
+
+def _list(visit: Visit) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for service in _SERVICES:
+        # The others are not opened to look whether they have jobs: they would load packages.
+        if service in visit.offered.names and visit.offered.is_open(service):
+            jobs = _port(visit, service).list_jobs()
+            found += [_describe(service, job) for job in jobs[:_SHOWN]]
+    return sorted(found, key=lambda job: str(job["created_at"]), reverse=True)[:_SHOWN]
+
+
+def _describe(service: str, job: Job) -> dict[str, Any]:
+    return {
+        **schema.encode(job),
+        "service": service,
+        "address": f"/jobs/{service}/{job.job_id}",
+        "is_final": job.state.is_final,
+    }
+
+
+def _port(visit: Visit, service: str) -> Any:
+    if service not in _SERVICES:
+        raise UnknownJobError(f"there is no service {service}", name=service)
+    if service not in visit.offered.names:
+        raise InvalidRequestError.of_field("service", f"{service} is not served here")
+    return visit.guard(service)

@@ -1,0 +1,95 @@
+"""Results: what the catalog keeps of simulations and searches, which outlive the services."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from foretoken.app.presentation import describe, render_page
+from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
+from foretoken.client.results import export_result, find_result, list_results, read_result
+from foretoken.domain.errors import UnknownJobError
+from foretoken.domain.results.result import AnyReport, KeptResult
+
+_SEARCH: Final = "serving-search"
+_INLINE: Final = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", re.DOTALL)
+_SHOWN: Final = 500
+
+
+def show(visit: Visit) -> Shown:
+    """List the results, those whose title, kind or name has the words that are looked for."""
+    words = visit.first("q").lower().split()
+    found = [
+        result
+        for result in list_results(visit.catalog)
+        if all(
+            word in f"{result.title} {result.kind} {result.job_id} {result.headline}".lower()
+            for word in words
+        )
+    ]
+    content = {"results": found[:_SHOWN], "num_found": len(found), "words": visit.first("q")}
+    return Shown(template="results.html", content=content)
+
+
+def show_one(visit: Visit) -> Shown | Redirect:
+    """Show a result by its name, or the beginning of it: its line, and its report."""
+    result, report = read(visit, visit.place["job"])
+    if result.kind == _SEARCH:
+        return Redirect(f"/answers/{result.job_id}")
+    content = {"result": result, "report": report, "line": describe(report)}
+    return Shown(template="result.html", content=content)
+
+
+def send_report(visit: Visit) -> Sent:
+    """Send the page of a result, which is whole in one file."""
+    _, report = read(visit, visit.place["job"])
+    return send_page(render_page(report))
+
+
+def send_file(visit: Visit) -> Sent:
+    """Send a result as a file that `foretoken compare` reads."""
+    result = find_result(visit.catalog, visit.place["job"])
+    content = export_result(visit.catalog, result.job_id)
+    return Sent(body=content, media="application/zip", file_name=f"{result.job_id}.zip")
+
+
+def read(visit: Visit, name: str) -> tuple[KeptResult, AnyReport]:
+    """Return a result of the catalog, or, just after its job, of the simulator.
+
+    Raises:
+        UnknownJobError: neither has it.
+
+    """
+    try:
+        return read_result(visit.catalog, name)
+    except UnknownJobError as unknown:
+        job = visit.simulator.get_job(name)
+        readers: Mapping[str, Callable[[str], AnyReport]] = {
+            "serving": visit.simulator.get_serving_report,
+            "training": visit.simulator.get_training_report,
+            "capacity": visit.simulator.get_capacity_report,
+            "training-search": visit.simulator.get_training_search_report,
+            _SEARCH: visit.simulator.get_serving_search_report,
+        }
+        if job.kind not in readers:
+            raise unknown from None
+        kept = KeptResult(
+            job_id=job.job_id, kind=job.kind, title=job.kind, created_at=job.created_at
+        )
+        return kept, readers[job.kind](name)
+
+
+def send_page(page: str) -> Sent:
+    """Send a page that is whole in one file: what is written in it may run, and nothing else."""
+    found = {"script": set[str](), "style": set[str]()}
+    for kind, text in _INLINE.findall(page):
+        digest = hashlib.sha256(text.encode()).digest()
+        found[kind].add(f"'sha256-{base64.b64encode(digest).decode()}'")
+    allowed = {kind: " ".join(sorted(hashes)) or "'none'" for kind, hashes in found.items()}
+    policy = (
+        f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']};"
+        " style-src-attr 'unsafe-inline'; img-src data:; font-src data:; frame-ancestors 'self';"
+        " base-uri 'none'; form-action 'none'"
+    )
+    return Sent(body=page.encode(), media="text/html", policy=policy)

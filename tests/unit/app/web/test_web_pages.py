@@ -1,0 +1,222 @@
+"""The pages with real services: a question leads to an answer, its files and its result."""
+
+import html
+import io
+import json
+import re
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import pytest
+from web_client import Answer, WebClient, serve_home
+
+from foretoken.app.config import ServerConfig
+from foretoken.app.web.pages import VIEWS
+
+_SERVICES = ("catalog", "predictor", "simulator")
+_QUESTION = {
+    "model": "llama-3.1-8b",
+    "devices": "h100_sxm",
+    "gpus": "1",
+    "isl": "64",
+    "osl": "16",
+    "tpot": "200ms",
+    "mode": "aggregated",
+    "batch": "4,8",
+    "finalists": "1",
+}
+_CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "_name_or_path": "tiny<b>&",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
+    with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
+        yield client
+
+
+def _ask(web: WebClient, path: str = "/", **fields: str) -> Answer:
+    form = urlencode({**_QUESTION, **fields})
+    return web.send("POST", path, form, Content_Type="application/x-www-form-urlencoded")
+
+
+def _wait(web: WebClient, job_id: str) -> dict[str, object]:
+    path = f"/v1/simulator/watch_job?job_id={job_id}"
+    last: dict[str, object] = json.loads(web.get(path).body.splitlines()[-1])
+    return last
+
+
+@pytest.fixture(scope="module")
+def answered(web: WebClient) -> tuple[str, str]:
+    """The job of a closed form, and that of its simulation, both done."""
+    target = _ask(web).headers["Location"]
+    found = re.fullmatch(r"/answers/([\w-]+)\?simulation=([\w-]+)", target)
+    assert found is not None
+    for job_id in found.groups():
+        assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
+    return found[1], found[2]
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(route.partition(" ")[2] for route in VIEWS if "{" not in route and "POST" not in route),
+)
+def test_every_page_says_something_when_there_is_nothing(path: str, tmp_path: Path) -> None:
+    """Of an empty home each page is there, but for a comparison of nothing."""
+    with serve_home(tmp_path, services=_SERVICES) as web:
+        shown = web.get(path)
+    if path == "/compare/report":
+        assert 400 == shown.status
+    else:
+        assert 200 == shown.status
+        assert len(shown.body) > 1
+
+
+def test_a_question_is_answered_and_simulated(web: WebClient, answered: tuple[str, str]) -> None:
+    quick, whole = answered
+    page = web.get(f"/answers/{quick}?simulation={whole}").body.decode()
+    columns = web.get(f"/answers/{whole}/candidates").json
+    assert "None was simulated" not in page
+    assert f'data-job="{whole}"' in page
+    assert "llama-3.1-8b" in page
+    names = [columns["name"]["words"][at] for at in columns["name"]["at"]]
+    assert len(names) == len(columns["ttft_ms"]) == len(columns["rank"])
+    assert min(rank for rank in columns["rank"] if rank) == 1
+
+
+def test_the_answer_is_to_be_deployed_and_simulated_alone(
+    web: WebClient, answered: tuple[str, str]
+) -> None:
+    whole = answered[1]
+    page = web.get(f"/answers/{whole}").body.decode()
+    name = html.unescape(re.search(r'name="name" value="([^"]+)"', page)[1])  # type: ignore[index]
+    sent = web.get(f"/answers/{whole}/deployment?name={quote(name)}")
+    files = zipfile.ZipFile(io.BytesIO(sent.body)).namelist()
+    assert 'attachment; filename="deployment.zip"' == sent.headers["Content-Disposition"]
+    assert "README.md" in files
+    unknown = web.get(f"/answers/{whole}/deployment?name=no-such")
+    assert 400 == unknown.status
+
+    form = urlencode({"name": name})
+    path = f"/answers/{whole}/simulate"
+    started = web.send("POST", path, form, Content_Type="application/x-www-form-urlencoded")
+    job_id = started.headers["Location"].rpartition("/")[2]
+    assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
+    assert f"/results/{job_id}" == web.get(started.headers["Location"]).headers["Location"]
+    assert b"<iframe" in web.get(f"/results/{job_id}").body
+
+
+def test_a_report_runs_what_is_written_in_it_and_nothing_else(
+    web: WebClient, answered: tuple[str, str]
+) -> None:
+    report = web.get(f"/results/{answered[0]}/report")
+    policy = report.headers["Content-Security-Policy"]
+    assert b"<html" in report.body
+    assert "'sha256-" in policy
+    assert "unsafe-eval" not in policy
+    assert "script-src 'unsafe-inline'" not in policy
+
+
+def test_results_outlive_the_server(tmp_path: Path) -> None:
+    with serve_home(tmp_path, services=_SERVICES) as web:
+        target = _ask(web, finalists="0").headers["Location"]
+        job_id = target.rpartition("/")[2]
+        _wait(web, job_id)
+        deadline = time.monotonic() + 30
+        while job_id.encode() not in web.get("/results").body and time.monotonic() < deadline:
+            time.sleep(0.1)
+    with serve_home(tmp_path, services=_SERVICES) as web:
+        assert 200 == web.get(target).status
+        assert job_id.encode() in web.get("/results?q=llama").body
+        assert b"No result has these words" in web.get("/results?q=no-such-model").body
+        assert zipfile.is_zipfile(io.BytesIO(web.get(f"/results/{job_id}/file").body))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"model": "llama-3.1-8bb"}, "llama-3.1-8b"),
+        ({"devices": "h100_sxn"}, "h100_sxm"),
+        ({"gpus": "0"}, "at least 1"),
+        ({"isl": "many"}, "not a whole number"),
+        ({"ttft": "soon"}, "soon"),
+        ({"config": "/etc/passwd"}, "text of a config.json"),
+        ({"model": "/etc/hostname"}, "no preset"),
+    ],
+)
+def test_a_wrong_field_comes_back_with_what_is_wrong(
+    web: WebClient, wrong: dict[str, str], said: str
+) -> None:
+    shown = _ask(web, **wrong)
+    page = html.unescape(shown.body.decode())
+    assert 400 == shown.status
+    assert 'role="alert"' in page
+    assert said in page
+    # What was right stays filled in.
+    assert 'value="64"' in page or "isl" in wrong
+
+
+def test_a_pasted_model_is_served_and_its_name_shown_as_text(web: WebClient) -> None:
+    target = _ask(web, config=json.dumps(_CONFIG), finalists="0").headers["Location"]
+    _wait(web, target.rpartition("/")[2])
+    page = web.get(target).body
+    assert b"tiny&lt;b&gt;&amp;" in page
+    assert b"tiny<b>" not in page
+
+
+def test_a_training_question_leads_to_its_job(web: WebClient) -> None:
+    form = urlencode(
+        {
+            "model": "llama-3.1-8b",
+            "devices": "h100_sxm",
+            "gpus": "8",
+            "global-batch-tokens": "65536",
+            "sequence-length": "4096",
+            "finalists": "0",
+        }
+    )
+    started = web.send("POST", "/train", form, Content_Type="application/x-www-form-urlencoded")
+    job_id = started.headers["Location"].rpartition("/")[2]
+    assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
+    assert f"/results/{job_id}" == web.get(f"/jobs/simulator/{job_id}").headers["Location"]
+    assert job_id in [job["job_id"] for job in web.get("/jobs/list").json]
+
+
+def test_who_may_only_look_cannot_start(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("looker aaaa\n")
+    config = ServerConfig(http_port=0, token_file=str(tokens), callers={"looker": ("reader",)})
+    form = "application/x-www-form-urlencoded"
+    with serve_home(tmp_path / "home", config, _SERVICES) as web:
+        signed = web.send("POST", "/sign-in", "token=aaaa", Content_Type=form)
+        cookie = signed.headers["Set-Cookie"]
+        shown = {"Cookie": cookie.partition(";")[0]}
+        assert ("HttpOnly" in cookie, "SameSite=Strict" in cookie) == (True, True)
+        assert 401 == web.send("POST", "/sign-in", "token=b", Content_Type=form).status
+        assert 401 == web.get("/results").status
+        assert 200 == web.get("/results", **shown).status
+        asked = web.send("POST", "/", urlencode(_QUESTION), Content_Type=form, **shown)
+        assert 403 == asked.status
+
+
+def test_files_of_the_program_are_kept_by_browsers(web: WebClient) -> None:
+    page = web.get("/").body.decode()
+    address = re.search(r'href="(/static/\w+/pages.css)"', page)[1]  # type: ignore[index]
+    sent = web.get(address, Accept_Encoding="gzip")
+    assert "immutable" in sent.headers["Cache-Control"]
+    assert "text/css; charset=utf-8" == sent.headers["Content-Type"]
+    assert 404 == web.get("/static/0/no.js").status
