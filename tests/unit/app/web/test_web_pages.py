@@ -146,6 +146,13 @@ def test_results_outlive_the_server(tmp_path: Path) -> None:
         assert zipfile.is_zipfile(io.BytesIO(web.get(f"/results/{job_id}/file").body))
 
 
+def test_two_results_are_compared(web: WebClient, answered: tuple[str, str]) -> None:
+    query = "&".join(f"run={job_id}" for job_id in answered)
+    assert b"Comparison" in web.get(f"/compare?{query}").body
+    assert b"<html" in web.get(f"/compare/report?{query}").body
+    assert b"Mark two to six" in web.get(f"/compare?run={answered[0]}").body
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -194,6 +201,14 @@ def test_a_training_question_leads_to_its_job(web: WebClient) -> None:
     assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
     assert f"/results/{job_id}" == web.get(f"/jobs/simulator/{job_id}").headers["Location"]
     assert job_id in [job["job_id"] for job in web.get("/jobs/list").json]
+
+
+def test_sql_is_shown_as_text(web: WebClient) -> None:
+    rows = web.get("/catalog/sql?q=" + quote("select '<script>' as hostile")).body
+    wrong = web.get("/catalog/sql?q=" + quote("drop table measurements"))
+    assert b"&lt;script&gt;" in rows
+    assert b"<td><script>" not in rows
+    assert 400 == wrong.status
 
 
 def test_who_may_only_look_cannot_start(tmp_path: Path) -> None:

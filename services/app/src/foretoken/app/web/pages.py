@@ -14,7 +14,7 @@ from foretoken import __version__
 from foretoken.app.web.callers import COOKIE, Callers, peer_of
 from foretoken.app.web.calls import Caller, Calls
 from foretoken.app.web.problem import HttpRefusal, describe_problem
-from foretoken.app.web.views import answer, ask, jobs, results
+from foretoken.app.web.views import answer, ask, compare, datasets, jobs, results
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
 from foretoken.domain.errors import UnauthenticatedError
 
@@ -37,12 +37,18 @@ VIEWS: Mapping[str, View] = {
     "GET /results/{job}": results.show_one,
     "GET /results/{job}/report": results.send_report,
     "GET /results/{job}/file": results.send_file,
+    "GET /compare": compare.show,
+    "GET /compare/report": compare.send_report,
+    "GET /catalog": datasets.show,
+    "GET /catalog/sql": datasets.show_sql,
 }
 _NAV: Final = (
     ("/", "Ask"),
     ("/train", "Train"),
     ("/jobs", "Jobs"),
     ("/results", "Results"),
+    ("/compare", "Compare"),
+    ("/catalog", "Catalog"),
 )
 _MEDIA: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _FORM: Final = "application/x-www-form-urlencoded"
