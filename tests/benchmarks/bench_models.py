@@ -26,6 +26,7 @@ from foretoken.app.config import AppConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import BatchShape, DecodeShape, OperatorNode
 from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, Provenance
@@ -111,7 +112,7 @@ _Formatter = argparse.RawDescriptionHelpFormatter
 
 
 def _import_tables(services: Composition, systems: Path, device: str) -> None:
-    if any(found.name == device for found in services.catalog.list_devices()):
+    if any(found.name == find_device(device).name for found in services.catalog.list_devices()):
         return
     plan = find_importer("aiconfigurator").read(ImportRequest(path=systems, device=device))
     num_flagged = sum(r.num_flagged for r in services.catalog.record(plan.run, plan.batches))

@@ -38,6 +38,11 @@ def _set_of(*variants: str) -> ModelSet:
         (("routing=power_law_1.2",), "", "routing=power_law_1.2"),
         (("quant=fp8;routing=balanced", ""), "routing=balanced", ""),
         (("quant=fp8;routing=balanced",), "quant=fp8", "quant=fp8;routing=balanced"),
+        (
+            ("", "quant=int4_wo;routing=balanced", "quant=int4_wo;routing=power_law_1.2"),
+            "quant=nvfp4_wo;routing=power_law_1.2",
+            "quant=int4_wo;routing=power_law_1.2",
+        ),
     ],
 )
 def test_another_routing_of_the_same_kernels_answers_in_doubt(

@@ -133,6 +133,37 @@ def test_vllm_sums_small_tensors_by_its_own_kernel() -> None:
     assert vllm.tokens_us[0, 1, 1024] == num_sums * 1.0
 
 
+@pytest.mark.parametrize(("scale_us", "expected"), [(4.0, 4 * 6.0), (9.0, 4 * 10.0 / 3)])
+def test_a_product_whose_scale_is_known_saves_the_finding(scale_us: float, expected: float) -> None:
+    """Of the four products of a layer, at most two thirds."""
+    measured = {"gemm": lambda _: 10.0, "quantize/part=scale": lambda _: scale_us}
+    tables = _tables(_one_layer(quantization="fp8_static"), measured)
+    assert tables.tokens_us[0, 0, 1] == pytest.approx(expected)
+
+
+def test_a_product_whose_scale_is_known_is_its_own_measurement() -> None:
+    measured = {"gemm": lambda _: 10.0, "gemm/quant=fp8_static": lambda _: 7.0}
+    tables = _tables(_one_layer(quantization="fp8_static"), measured)
+    assert tables.tokens_us[0, 0, 1] == pytest.approx(4 * 7.0)
+
+
+def test_experts_without_a_gate_are_told_by_those_of_their_own_width() -> None:
+    model = find_model("nemotron-3-nano-30b-a3b")
+    layers = tuple(layer for layer in model.layers if layer.name == "experts")
+    model = replace(model, num_layers=0, layers=layers, pattern="experts")
+    scenario = ServingScenario(model=model, device="h100_sxm", engine=_PLAIN)
+    experts = {
+        "moe_experts/mlp=ungated;routing=balanced": lambda table: table.columns["intermediate"],
+        "moe_experts/routing=balanced": lambda _: 1.0,
+    }
+    assert _tables(scenario, experts).tokens_us[0, 0, 1] == 1856
+
+
+def test_engines_choose_what_mxfp4_weights_are_multiplied_with() -> None:
+    experts = {"moe_experts/quant=w4a8_mxfp4_mxfp8;routing=balanced": lambda _: 30.0}
+    assert _tables(_one_layer("gpt-oss-20b"), experts).tokens_us[0, 0, 1] == 30.0
+
+
 def test_a_ranks_experts_are_told_by_those_of_a_device_that_holds_all() -> None:
     experts = {"moe_experts": lambda table: table.columns["num_tokens"]}
     scenario = _one_layer("mixtral-8x7b", layout=ParallelLayout(dp=2, ep=2))

@@ -19,6 +19,8 @@ from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
 # attention mask, a bias, an optimizer's first step. Where the plain case is missing they stand in.
 _SAMPLING_FACTS = frozenset({"mask", "bias", "step"})
 _UNKNOWN = "unknown"
+# Weights of 4 bits with a scale for 16, 32 or 128 of them that kernels widen to 16 bits.
+_WIDENED_4_BIT = ("int4_wo", "w4a16_mxfp4", "nvfp4_wo")
 # Formats that run the same kernels at the same rate where a device has both.
 _TWINS = {DType.FP16: DType.BF16, DType.BF16: DType.FP16}
 
@@ -169,8 +171,9 @@ class ModelSet:
         """Return the models that may answer, the nearest to what is asked first.
 
         A variant nobody measured is answered, with a wider interval, by one that differs in nothing
-        but how tokens were routed to experts, else by the plain case, else by one that differs in
-        how it was sampled. Software counts for more than which of two twin formats.
+        but how tokens were routed to experts, else in which of the formats of 4 bits the weights
+        were, else by the plain case, else by one that differs in how it was sampled. Software
+        counts for more than which of two twin formats.
         """
         for variant in self._near_variants(spec, wanted.variant):
             found = self._choices(spec, target, replace(wanted, variant=variant))
@@ -196,7 +199,15 @@ class ModelSet:
 
     def _near_variants(self, spec: OperatorSpec, variant: str) -> Sequence[str]:
         """Return the variants to try, the nearest first."""
-        alike = self._alike_variants.get((spec.name, _without_routing(variant)), ())
+        routing = parse_variant(variant).get("routing")
+        alike = [
+            name
+            for facts in (_without_routing(variant), *_of_like_weights(variant))
+            for name in sorted(
+                self._alike_variants.get((spec.name, facts), ()),
+                key=lambda name: parse_variant(name).get("routing") != routing,
+            )
+        ]
         sampled = () if variant else self._sampled_variants.get(spec.name, ())
         return tuple(dict.fromkeys((variant, *alike, "", *sampled)))
 
@@ -266,6 +277,15 @@ def own_heads(heads: Sequence[SeriesHead]) -> Iterator[SeriesHead]:
 def _without_routing(variant: str) -> frozenset[tuple[str, str]]:
     """Return a variant's facts but how tokens are spread over experts."""
     return frozenset(fact for fact in parse_variant(variant).items() if fact[0] != "routing")
+
+
+def _of_like_weights(variant: str) -> Iterator[frozenset[tuple[str, str]]]:
+    """Yield the facts of variants whose weights are widened from as few bits, routing left out."""
+    facts = _without_routing(variant)
+    for scheme in _WIDENED_4_BIT:
+        if ("quant", scheme) in facts:
+            for other in _WIDENED_4_BIT:
+                yield facts - {("quant", scheme)} | {("quant", other)}
 
 
 def _is_sampling_alone(variant: str) -> bool:

@@ -116,6 +116,12 @@ class NodeBuilder:
         kv_dtype = self.options.kv_dtype
         return "" if kv_dtype in (None, self.options.dtype) else kv_dtype.name.lower()
 
+    def block_formats(self, weight: StoredWeight) -> dict[str, str]:
+        """Return the formats of attention and KV cache in a block whose weights are stored so."""
+        own = self.options.dtype
+        attention = "" if weight.dtype in (None, own) else own.name.lower()
+        return {"attn": attention, "kv": self.kv_format}
+
     @property
     def kv_variant(self) -> str:
         """Variant of operators that read or write the KV cache."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.checkpoint_format import read_checkpoint_format
 from foretoken.domain.models.hf_decoders import DECODERS
@@ -24,6 +25,9 @@ from foretoken.domain.text_file import is_there, read_json
 
 # Where a family's checkpoints have the modules of a part, if not where most have them.
 _MODULES = {"gemma4": (".mlp.experts.", ".experts.")}
+# What engines keep keys and values in whatever the checkpoint says: DeepSeek-V4's cache has no
+# layout of 16 bits. Source: vLLM, pull request 55134 (`auto` is `fp8_ds_mla`).
+_CACHED_IN = {"deepseek_ref": DType.FP8, "deepseek_v4": DType.FP8}
 # Every model type that is read.
 _READERS = {**DECODERS, **LAYERED, **RECURRENT, **MULTIMODAL}
 
@@ -59,7 +63,8 @@ def architecture_of_hf_config(
         for part, names in _matrices(model).items()
     }
     stored = read_checkpoint_format(config, parts, modelopt)
-    return replace(model, quantization=stored.quantization, kv_dtype=stored.kv_dtype)
+    kv_dtype = _CACHED_IN.get(model_type) if stored.kv_dtype is None else stored.kv_dtype
+    return replace(model, quantization=stored.quantization, kv_dtype=kv_dtype)
 
 
 def _matrices(model: ModelArchitecture) -> Mapping[str, Sequence[str]]:

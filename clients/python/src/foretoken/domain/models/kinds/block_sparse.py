@@ -45,7 +45,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         dims = {**selected_dims(batch, part["index_topk"] * part["block_size"]), **widths}
         operator = f"msa_{name}_module"
         node = builder.layer(operator, operator, dims, Partition.HEADS)
-        node = builder.stored(node, weight, kv=builder.kv_format)
+        node = builder.stored(node, weight, **builder.block_formats(weight))
         yield dataclasses.replace(node, shares_weights=index > 0)
 
 

@@ -191,13 +191,10 @@ def module_node(
     builder: NodeBuilder, operator: str, dims: dict[str, Quantity], *, is_first: bool
 ) -> OperatorNode:
     """Return a module from hidden state to hidden state; the first of a layer holds the weights."""
-    weight, own = _weight(builder), builder.options.dtype
-    facts = {
-        "attn": "" if weight.dtype in (None, own) else own.name.lower(),
-        "kv": builder.kv_format,
-    }
+    weight = _weight(builder)
     node = builder.layer(operator, operator, dims, Partition.QUERIES)
-    return dataclasses.replace(builder.stored(node, weight, **facts), shares_weights=not is_first)
+    node = builder.stored(node, weight, **builder.block_formats(weight))
+    return dataclasses.replace(node, shares_weights=not is_first)
 
 
 KIND = KindSpec(
