@@ -28,6 +28,18 @@ def test_a_table_says_which_active_parameters_are_meant() -> None:
     assert "approximated: attention: chunks run as windows" in text
 
 
+def test_a_table_has_a_line_a_part_and_the_sizes_below() -> None:
+    text = CliRunner().invoke(app, ["model", "gpt-oss-120b"], env={"COLUMNS": "120"}).stdout
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+    experts = ["experts", "36", "114.71", "3.60", "56.83", "4.25 bit", "-", "-"]
+    sizes = [
+        "experts",
+        "36",
+        "num_experts 128, top_k 4, intermediate 2,880, is_gated 1, has_bias 1",
+    ]
+    assert [experts, sizes] == [row for row in cells if row and row[0] == "experts"]
+
+
 def test_bytes_are_those_that_are_stored() -> None:
     """gpt-oss-120b is published in 65.3 GB: MXFP4 experts, the rest in 16 bits."""
     figures = describe_model(find_model("gpt-oss-120b"))

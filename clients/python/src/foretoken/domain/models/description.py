@@ -110,7 +110,7 @@ def _figures(count: PartCount, model: ModelArchitecture, kv_dtype: DType) -> Par
         bits = weight.bits if weight and weight.bits else _BITS
         num_bytes += count.num_layers * weights.total * bits / 8
         if weight and weight.bits:
-            stored[f"{weights.part} {weight.bits:.4g} bit"] = None
+            stored[f"{weights.part} {weight.bits:.3g} bit"] = None
     state = state_of(count.part) if kind.place is Place.MIXER else RequestState()
     num_layers = count.num_layers
     return PartFigures(

@@ -5,24 +5,14 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.state import build_table, state_of
-from foretoken.domain.models.description import ModelFigures, describe_model
+from foretoken.app.cli.state import build_table, stack, state_of
+from foretoken.domain.models.description import ModelFigures, PartFigures, describe_model
 from foretoken.domain.models.load import load_model
 from foretoken.domain.units import GIB
 
-_GIGA = 1e9
-_COLUMNS = (
-    "part",
-    "layers",
-    "parameters (1e9)",
-    "active (1e9)",
-    "GiB",
-    "stored",
-    "bytes a token",
-    "bytes a token in the window",
-    "bytes a request",
-    "sizes",
-)
+_GIGA, _MIB = 1e9, 1 << 20
+_NONE = "-"
+_LEAST = 0.01
 
 
 def model(
@@ -35,31 +25,46 @@ def model(
 
 
 def _table(figures: ModelFigures) -> Table:
-    rows = [
-        (
-            part.part,
-            part.num_layers,
-            part.num_parameters / _GIGA,
-            part.num_active / _GIGA,
-            part.num_bytes / GIB,
-            part.stored or "16 bit",
-            part.token_bytes,
-            part.window_bytes,
-            part.request_bytes,
-            part.sizes,
-        )
-        for part in figures.parts
-    ]
-    layers = f"{figures.num_layers} layers"
-    table = build_table(
-        f"{figures.name}: {layers}: {figures.pattern}"
-        if figures.pattern
-        else f"{figures.name}: {layers}",
-        _COLUMNS,
-        rows,
+    """Return what each part takes, then its sizes, then all together."""
+    columns = {
+        "part": [part.part for part in figures.parts],
+        "layers": [f"{part.num_layers}" for part in figures.parts],
+        "total (1e9)": [_in_units(part.num_parameters, _GIGA) for part in figures.parts],
+        "active (1e9)": [_in_units(part.num_active, _GIGA) for part in figures.parts],
+        "GiB": [_in_units(part.num_bytes, GIB) for part in figures.parts],
+        "weights": [_weights(part) for part in figures.parts],
+        "KV bytes a token": [_count(part.token_bytes) for part in figures.parts],
+        "in a window": [_count(part.window_bytes) for part in figures.parts],
+        "state (MiB)": [_in_units(part.request_bytes, _MIB) for part in figures.parts],
+    }
+    shown = {name: cells for name, cells in columns.items() if set(cells) != {_NONE}}
+    numbers = [place for place, name in enumerate(shown) if name not in ("part", "weights")]
+    rows = list(zip(*shown.values(), strict=True))
+    title = f"{figures.name}: {figures.num_layers} layers"
+    title += f": {figures.pattern}" if figures.pattern else ""
+    sizes = [(part.part, f"{part.num_layers}", part.sizes) for part in figures.parts if part.sizes]
+    return stack(
+        build_table(title, tuple(shown), rows, numbers),
+        build_table("Sizes", ("part", "layers", "of each"), sizes, (1,)),
+        *_caption(figures),
     )
-    table.caption, table.caption_justify = "\n".join(_caption(figures)), "left"
-    return table
+
+
+def _weights(part: PartFigures) -> str:
+    """Return how the matrices of a part are stored, by name where they are not stored alike."""
+    named = part.stored.split(", ") if part.stored else ["all 16 bit"]
+    bits = {text.split(" ", 1)[1] for text in named}
+    return bits.pop() if len(bits) == 1 else ", ".join(named)
+
+
+def _in_units(number: float, unit: float) -> str:
+    """Return a number to two decimals; what is too small for them says so."""
+    text = f"{number / unit:,.2f}"
+    return f"<{_LEAST}" if 0 < number < _LEAST * unit / 2 else text if number else _NONE
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number else _NONE
 
 
 def _caption(figures: ModelFigures) -> list[str]:
