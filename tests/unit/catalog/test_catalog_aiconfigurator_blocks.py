@@ -133,6 +133,7 @@ def _row(root: Path, table: str, row: Mapping[str, Any]) -> dict[str, Any]:
                 "selected_tokens": 4096,
                 **_LATENT,
                 "index_num_heads": 0,
+                "index_head_dim": 0,
             },
         ),
         (

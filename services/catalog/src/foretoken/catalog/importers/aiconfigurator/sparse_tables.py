@@ -89,7 +89,10 @@ def _dsa_sizes(table: PerfTable, sizes: Sizes) -> Dims:
     return {
         **sizes,
         "num_heads": table.integers("num_heads"),
-        "index_num_heads": np.where(has_indexer, sizes["index_num_heads"], 0),
+        **{
+            name: np.where(has_indexer, sizes[name], 0)
+            for name in ("index_num_heads", "index_head_dim")
+        },
     }
 
 
