@@ -127,20 +127,30 @@ SPARSE_AND_LINEAR_WORK = {
     ),
     # Four states of 3 x 5; queries and keys of two heads, values, outputs and two gates of four.
     "gated_delta_prefill": OperatorWork(
-        dims={**_NEW, **_DELTA}, flops=6 * 7 * 60, moved_bytes=6 * (12 + 48) * 2 + 2 * 60 * 4
+        dims={**_NEW, **_DELTA},
+        flops=6 * 7 * 60,
+        moved_bytes=6 * (12 + 48) * 2 + 2 * 60 * 4,
+        # Without outputs, with a row of 64 of what solves a chunk for each head.
+        saved_elements=6 * (12 + 28 + 4 * 64),
     ),
     "gated_delta_decode": OperatorWork(
         dims={**_NEXT, **_DELTA}, flops=2 * 7 * 60, moved_bytes=2 * (12 + 48) * 2 + 2 * 2 * 60 * 4
     ),
     "kda_prefill": OperatorWork(
-        dims={**_NEW, **_KDA}, flops=6 * 7 * 18, moved_bytes=6 * 2 * 16 * 2 + 2 * 18 * 4
+        dims={**_NEW, **_KDA},
+        flops=6 * 7 * 18,
+        moved_bytes=6 * 2 * 16 * 2 + 2 * 18 * 4,
+        saved_elements=6 * 2 * (13 + 2 * 64),
     ),
     "kda_decode": OperatorWork(
         dims={**_NEXT, **_KDA}, flops=2 * 7 * 18, moved_bytes=2 * 2 * 16 * 2 + 2 * 2 * 18 * 4
     ),
     # Four states of 3 x 5; inputs, outputs and steps of four heads, B and C of two groups.
     "mamba2_prefill": OperatorWork(
-        dims={**_NEW, **_MAMBA}, flops=6 * 5 * 60, moved_bytes=6 * (28 + 20) * 2 + 2 * 60 * 4
+        dims={**_NEW, **_MAMBA},
+        flops=6 * 5 * 60,
+        moved_bytes=6 * (28 + 20) * 2 + 2 * 60 * 4,
+        saved_elements=6 * (28 + 20),
     ),
     "mamba2_decode": OperatorWork(
         dims={**_NEXT, **_MAMBA}, flops=2 * 5 * 60, moved_bytes=2 * (28 + 20) * 2 + 2 * 2 * 60 * 4
@@ -151,6 +161,7 @@ SPARSE_AND_LINEAR_WORK = {
         flops=6 * 8 * (8 + 4),
         moved_bytes=(6 * 16 + 32 + 2 * 24) * 2,
         num_weights=32,
+        saved_elements=6 * 8,
     ),
     "causal_conv_decode": OperatorWork(
         dims={**_NEXT, **_CONV},

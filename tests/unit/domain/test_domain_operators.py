@@ -129,6 +129,7 @@ _WORK = {
         },
         flops=1536,
         moved_bytes=640 + 320,
+        saved_elements=(5 * 4 + 2 * 5 * 2) * 8,
     ),
     "attention_decode_window": OperatorWork(
         # Contexts of eight and four tokens, of which three each are in the window.

@@ -10,7 +10,7 @@ from foretoken.api.types.v1 import model_pb2
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.models.architecture import ModelArchitecture, all_models, find_model
-from foretoken.domain.models.kinds.spec.kind import Place, all_kinds
+from foretoken.domain.models.kinds.spec.kind import all_kinds
 from foretoken.domain.models.layer import LayerKind, LayerPart, read_pattern, write_pattern
 from foretoken.domain.models.stack import stack_of, state_of
 from foretoken.wire import codec
@@ -135,4 +135,5 @@ def test_kinds_say_where_they_stand_and_what_they_rest_on() -> None:
     for name, kind in all_kinds().items():
         assert name == kind.name
         assert "" not in (kind.summary, kind.source)
-        assert kind.place is not Place.MODEL or not kind.has_backward
+        # What can be trained says by whose backward pass, and all else why not.
+        assert bool(kind.backward) != bool(kind.untrained)

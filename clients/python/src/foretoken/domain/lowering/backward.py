@@ -53,6 +53,15 @@ def input_width(gemm: OperatorNode, nodes: Sequence[OperatorNode]) -> Quantity:
     return gemm.dims["k"] + max(widths)
 
 
+def is_beside(node: OperatorNode, other: OperatorNode, role: str) -> bool:
+    """Tell whether a node has a role and runs in the layers of another, or outside of layers."""
+    return (
+        node.role == role
+        and node.section is other.section
+        and (other.section is not Section.LAYER or node.first_layer in other.layers)
+    )
+
+
 def keeps_gathered_input(training: TrainingOptions | TrainingScenario) -> bool:
     """Tell whether the gathered input of a column-split GEMM is kept for the backward pass."""
     return training.weight_parallel == "msp"
@@ -71,7 +80,7 @@ def with_input_collectives(
     training = options.training if options else None
     is_hidden = training is not None and _hides_gradients(training)
     gather_role = gemm.role + _GATHERED_INPUT
-    gather = next((node for node in nodes if node.role == gather_role), None)
+    gather = next((node for node in nodes if is_beside(node, gemm, gather_role)), None)
     if gather is not None and not (training and keeps_gathered_input(training)):
         again = _exposed(gather, f"{gemm.role}_saved_input_all_gather")
         yield overlapped_with(again, dgrad.role, is_hidden=is_hidden)
@@ -124,8 +133,8 @@ def mirror_collective(node: OperatorNode, nodes: Sequence[OperatorNode]) -> Iter
 
 
 def _dims_back(node: OperatorNode, nodes: Sequence[OperatorNode]) -> Mapping[str, Quantity]:
-    way_back = _DIRECTIONS.get(node.role)
-    return next((other.dims for other in nodes if other.role == way_back), node.dims)
+    way_back = _DIRECTIONS.get(node.role, "")
+    return next((other.dims for other in nodes if is_beside(other, node, way_back)), node.dims)
 
 
 def _ring(send: OperatorNode) -> Iterator[OperatorNode]:

@@ -41,6 +41,20 @@ def window_dims(part: Part, window: int) -> dict[str, Quantity]:
     }
 
 
+def chunk_dims(part: Part, chunk: int) -> dict[str, Quantity]:
+    """Return whole sequences, equally long, as operators see their chunks: each a sequence."""
+    dims = dims_of(part)
+    length = dims["q_tokens"] // dims["num_seqs"]
+    whole, rest = length // chunk, length % chunk
+    pairs = whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+    num_chunks = whole + (rest > 0)
+    return {
+        **dims,
+        "num_seqs": dims["num_seqs"] * num_chunks,
+        "score_pairs": dims["num_seqs"] * pairs,
+    }
+
+
 def visible_tokens(part: DecodeShape, window: int) -> Quantity:
     """Return the tokens that queries see of the last so many, summed over sequences."""
     return most_visible({**dims_of(part), "window": window})

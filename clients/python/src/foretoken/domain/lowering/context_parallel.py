@@ -15,28 +15,62 @@ from collections.abc import Iterator, Sequence
 
 from foretoken.domain.lowering.communication import PlacedGroup, RankGroup, overlapped_with
 from foretoken.domain.lowering.graph import OperatorNode, RankContext
-from foretoken.domain.lowering.options import LayoutCases
+from foretoken.domain.lowering.options import LayoutCases, TrainingOptions
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.kinds.spec.kind import find_kind
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.attention_prefill import prefill_dims
+from foretoken.domain.operators.attention_prefill_window import window_prefill_dims
 from foretoken.domain.requests.limit import Limit
 from foretoken.domain.units import Quantity
 
 # Kernels of new tokens over their own sequences.
-ATTENTION_KERNELS = ("attention_prefill", "mla_prefill")
+ATTENTION_KERNELS = ("attention_prefill", "attention_prefill_window", "mla_prefill")
 
 
 def head_limits(cases: LayoutCases, degree: Quantity, is_exchanged: Quantity) -> Iterator[Limit]:
     """Yield why heads cannot be exchanged by so many ranks."""
     model = cases.model
-    yield Limit(
+    for part in stack_of(model).mixers:
+        yield _head_limit(model, degree, is_exchanged, part.dims.get("num_heads", degree))
+        # Latent attention has no key heads of its own.
+        if "num_kv_heads" in part.dims:
+            yield key_head_limit(model, degree, is_exchanged, part["num_kv_heads"])
+
+
+def _head_limit(
+    model: ModelArchitecture, degree: Quantity, is_exchanged: Quantity, num_heads: Quantity
+) -> Limit:
+    return Limit(
         "heads",
-        is_exchanged & (model.num_heads % degree != 0),
-        lambda: f"{degree} ranks cannot share the {model.num_heads} heads of {model.name} evenly",
+        is_exchanged & (num_heads % degree != 0),
+        lambda: f"{degree} ranks cannot share the {num_heads} heads of {model.name} evenly",
     )
-    # Latent attention has no key heads of its own, which only exchanges of heads know; layers in a
-    # pattern exchange none.
-    if model.mla is None and not model.layers:
-        yield key_head_limit(model, degree, is_exchanged, model.num_kv_heads)
+
+
+def sequence_limits(
+    cases: LayoutCases, training: TrainingOptions, is_split: Quantity, is_exchanged: bool
+) -> Iterator[Limit]:
+    """Yield why sequences of a model cannot be split, by exchanges of heads or by a ring.
+
+    Source of the last: TransformerEngine, `context_parallel.py` (a window with all-to-all alone).
+    """
+    name, length = cases.model.name, training.sequence_length
+    for part in stack_of(cases.model).mixers:
+        kind = find_kind(part.kind)
+        if kind.whole_sequences:
+            yield _whole(is_split, f"{name} has {kind.name}: {kind.whole_sequences}")
+        if 0 < part.dims.get("chunk", 0) < length:
+            yield _whole(is_split, f"{name} has chunks, which are simulated on whole sequences")
+        if 0 < part.dims.get("window", 0) < length and not is_exchanged:
+            problem = (
+                f"{name} has windows, which no ring passes on; set context_parallel all_to_all"
+            )
+            yield _whole(is_split, problem)
+
+
+def _whole(is_split: Quantity, problem: str) -> Limit:
+    return Limit("sequence", is_split, lambda: problem)
 
 
 def key_head_limit(
@@ -92,9 +126,11 @@ def _around(node: OperatorNode, group: PlacedGroup) -> Iterator[OperatorNode]:
 
 def _on_some_heads(node: OperatorNode, degree: int) -> OperatorNode:
     length = node.dims["q_tokens"] // node.dims["num_seqs"] * degree
+    num_seqs, window = node.dims["num_seqs"], node.dims.get("window", 0)
+    batch = prefill_dims(num_seqs, length, 0)
     dims = {
         **node.dims,
-        **prefill_dims(node.dims["num_seqs"], length, 0),
+        **(window_prefill_dims(num_seqs, length, window) if window else batch),
         "num_heads": node.dims["num_heads"] // degree,
     }
     if "num_kv_heads" in dims:

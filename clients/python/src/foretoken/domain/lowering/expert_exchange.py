@@ -35,18 +35,21 @@ from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.lowering.options import LayoutCases, Lowering, TrainingOptions
 from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.models.architecture import MoeSpec
+from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.limit import Limit
 from foretoken.domain.units import Quantity
 
 
-def expert_limits(cases: LayoutCases, training: TrainingOptions, moe: MoeSpec) -> Iterator[Limit]:
+def expert_limits(
+    cases: LayoutCases, training: TrainingOptions, experts: LayerPart
+) -> Iterator[Limit]:
     """Yield why the experts of a model cannot be spread in training."""
     tp, ep, width, num_ranks = cases.tp, cases.ep, cases.expert_width, cases.stage_ranks
     yield Limit(
         "experts",
-        moe.num_experts % ep != 0,
-        lambda: f"{ep} does not divide the {moe.num_experts} experts of {cases.model.name}",
+        experts["num_experts"] % ep != 0,
+        lambda: f"{ep} does not divide the {experts['num_experts']} experts of {cases.model.name}",
     )
     yield Limit(
         "experts",
@@ -58,10 +61,10 @@ def expert_limits(cases: LayoutCases, training: TrainingOptions, moe: MoeSpec) -
     )
     yield Limit(
         "experts",
-        moe.expert_intermediate % width != 0,
+        experts["intermediate"] % width != 0,
         lambda: (
             f"the {width} ranks that share an expert do not divide its width"
-            f" {moe.expert_intermediate}"
+            f" {experts['intermediate']}"
         ),
     )
     num_tokens = cases.micro_batch_size * training.sequence_length // cases.cp
@@ -76,13 +79,23 @@ def distribute_experts(
     nodes: Sequence[OperatorNode], lowering: Lowering
 ) -> tuple[OperatorNode, ...]:
     """Return the graph with the experts of one rank and the exchanges around them."""
-    moe, training = lowering.rank.model.moe, lowering.options.training
-    experts = next((node for node in nodes if node.role == "moe_permute"), None)
-    if moe is None or training is None or experts is None:
+    training = lowering.options.training
+    if training is None:
         return tuple(nodes)
     kernel = next((n.role for n in nodes if n.operator in ATTENTION_KERNELS), "")
-    spread = _Spread(lowering, training, moe, experts.dims["num_tokens"], kernel)
-    return tuple(part for node in nodes for part in spread.write(node))
+    halves = stack_of(lowering.rank.model).layers
+    spreads: dict[LayerPart, _Spread] = {}
+    written: list[OperatorNode] = []
+    for node in nodes:
+        part = halves[node.first_layer].feed_forward if is_expert_node(node) else None
+        if part is None:
+            written.append(node)
+            continue
+        # The first operator of experts is the one that sees every token once.
+        if part not in spreads:
+            spreads[part] = _Spread(lowering, training, part, node.dims["num_tokens"], kernel)
+        written.extend(spreads[part].write(node))
+    return tuple(written)
 
 
 class _Spread:
@@ -92,12 +105,13 @@ class _Spread:
         self,
         lowering: Lowering,
         training: TrainingOptions,
-        moe: MoeSpec,
+        part: LayerPart,
         num_tokens: Quantity,
         kernel: str,
     ) -> None:
         rank = lowering.rank
-        self._moe, self._hidden, self._kernel = moe, rank.model.hidden, kernel
+        self._part, self._kernel = part, kernel
+        self._hidden = part["latent"] or rank.model.hidden
         self._mesh = expert_mesh(rank.layout, training.expert_tp)
         self._trainer = training.trainer
         self._tensor = PlacedGroup.of_rank(axis_group(rank.layout, "tp"), rank)
@@ -114,34 +128,31 @@ class _Spread:
 
     def _count_copies(self) -> float:
         """Return how often a token is sent, to its own rank or node too."""
-        moe, num_nodes = self._moe, self._experts.dims["num_nodes"]
+        part, num_nodes = self._part, self._experts.dims["num_nodes"]
         if not self._trainer.sends_tokens_once:
-            return moe.top_k
-        routing = ExpertRouting(top_k=moe.top_k, num_experts=moe.num_experts)
+            return part["top_k"]
+        routing = ExpertRouting(top_k=part["top_k"], num_experts=part["num_experts"])
         if num_nodes == 1:
             return count_places(routing, self._mesh.ep)
         return count_places(routing, num_nodes, self._trainer.nodes_per_token)
 
     def _load(self, lowering: Lowering) -> tuple[Quantity, float]:
         """Return the pairs that the busiest rank computes, and how many that is over the mean."""
-        moe, options = self._moe, lowering.options
+        part, options = self._part, lowering.options
         num_sources = self._mesh.ep * (1 if self._is_summed else self._mesh.tp)
         num_tokens = self._num_own * num_sources
         routing = ExpertRouting(
-            top_k=moe.top_k,
-            num_experts=moe.num_experts,
+            top_k=part["top_k"],
+            num_experts=part["num_experts"],
             num_ranks=self._mesh.ep,
             name=options.moe_routing,
         )
         load = expert_load(num_tokens, routing, options.moe_imbalance_ratio)
-        mean = num_tokens * moe.top_k / self._mesh.ep
+        mean = num_tokens * part["top_k"] / self._mesh.ep
         return load.num_pairs, load.num_pairs / mean
 
     def write(self, node: OperatorNode) -> Iterator[OperatorNode]:
-        """Yield what becomes of an operator on the rank."""
-        if not is_expert_node(node):
-            yield node
-            return
+        """Yield what becomes of an operator of experts on the rank."""
         yield from getattr(self, f"_{node.role.removeprefix('moe_')}")(node)
 
     def _permute(self, node: OperatorNode) -> Iterator[OperatorNode]:
@@ -193,7 +204,7 @@ class _Spread:
 
     @property
     def _num_local(self) -> int:
-        return self._moe.num_experts // self._mesh.ep
+        return self._part["num_experts"] // self._mesh.ep
 
     def _sort(self, node: OperatorNode, role: str) -> Iterator[OperatorNode]:
         """Yield the sorting of what came from several ranks by the rank's own experts.

@@ -286,17 +286,19 @@ def _gated_width(part: LayerPart) -> int:
 
 
 def _trained_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[OperatorNode]:
-    tokens, hidden, width = builder.shape.num_tokens, builder.model.hidden, part["intermediate"]
+    tokens, width = builder.shape.num_tokens, part["intermediate"]
+    hidden = part["latent"] or builder.model.hidden
     rows = tokens * part["top_k"]
-    dims = {"num_rows": tokens, "width": part["num_experts"]}
+    dims = {"num_rows": tokens, "width": part["num_experts"] + part["num_null_experts"]}
     yield builder.layer("moe_router_softmax", "softmax", dims)
     routed = {"num_tokens": tokens, "top_k": part["top_k"], "hidden": hidden}
     yield builder.layer("moe_permute", "moe_permute", routed)
     groups = {"num_groups": part["num_experts"], "m": rows}
-    dims = {**groups, "n": 2 * width, "k": hidden}
+    dims = {**groups, "n": (1 + part["is_gated"]) * width, "k": hidden}
     yield from _grouped_gemm(builder, "moe_up_proj", dims, Partition.COLUMN)
     dims = {"num_tokens": rows, "intermediate": width}
-    yield builder.layer("moe_activation", "silu_mul", dims, Partition.WIDTH)
+    operator = "silu_mul" if part["is_gated"] else "gelu"
+    yield builder.layer("moe_activation", operator, dims, Partition.WIDTH)
     dims = {**groups, "n": hidden, "k": width}
     yield from _grouped_gemm(builder, "moe_down_proj", dims, Partition.ROW)
     yield builder.layer("moe_unpermute", "moe_unpermute", routed)

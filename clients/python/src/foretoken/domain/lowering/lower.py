@@ -98,6 +98,9 @@ def lower_forward(model: ModelArchitecture, shape: BatchShape, options: Lowering
 
     """
     builder = NodeBuilder(model, shape, options)
+    if options.training is not None:
+        for part in model.extras:
+            _check_trained(builder, find_kind(part.kind))
     return (*_embedding(builder), *_layers(builder), *_head(builder))
 
 
@@ -160,13 +163,10 @@ def _operators(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
 
 
 def _check_trained(builder: NodeBuilder, kind: KindSpec) -> None:
-    """Refuse to train what has no backward pass, or layers in a pattern."""
-    name = builder.model.name
-    if not kind.has_backward:
-        problem = f"{name} has {kind.name}, which has no backward pass here: it can be served only"
-        raise InvalidRequestError.of_field("model", problem)
-    if builder.model.layers:
-        problem = f"{name} has layers in a pattern, which cannot be trained yet: they can be served"
+    """Refuse to train what has no backward pass here."""
+    if not kind.backward:
+        why = kind.untrained or "it has no backward pass"
+        problem = f"{builder.model.name} has {kind.name}, which can be served only: {why}"
         raise InvalidRequestError.of_field("model", problem)
 
 
@@ -175,7 +175,8 @@ def _mixer(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     yield from lower_training_norm(builder, "input_norm")
     yield from _operators(builder, parts)
     if is_training:
-        yield from lower_join(builder, "attn", has_bias=model.has_bias)
+        has_bias = bool(model.has_bias or next(iter(parts)).dims.get("has_out_bias"))
+        yield from lower_join(builder, "attn", has_bias=has_bias)
     elif not builder.options.fuses_add_norm and not model.has_parallel_residual:
         yield builder.residual("attn_residual")
 

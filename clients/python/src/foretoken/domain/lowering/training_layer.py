@@ -14,6 +14,8 @@ from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.lowering.graph import OperatorNode, Partition, PrefillShape, Section
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.quantization import StoredWeight
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.units import Quantity
 
@@ -130,14 +132,18 @@ def _activation_dtype(dtype: DType) -> DType:
     return DType.BF16 if dtype is DType.FP8 else dtype
 
 
-def lower_unfused_attention(builder: NodeBuilder, part: PrefillShape) -> Iterator[OperatorNode]:
+def lower_unfused_attention(
+    builder: NodeBuilder, part: PrefillShape, heads: LayerPart
+) -> Iterator[OperatorNode]:
     """Yield scores, softmax and values of every head as operators of their own.
 
-    Masked scores are computed like the others. Sequences are equally long.
+    Masked scores are computed like the others, those out of a window too. Sequences are equally
+    long.
     """
-    model, length = builder.model, part.q_tokens // part.num_seqs
-    num_matrices = part.num_seqs * model.num_heads
-    square = {"batch": num_matrices, "m": length, "n": length, "k": model.head_dim}
+    num_heads, head_dim = heads["num_heads"], heads["head_dim"]
+    length = part.q_tokens // part.num_seqs
+    num_matrices = part.num_seqs * num_heads
+    square = {"batch": num_matrices, "m": length, "n": length, "k": head_dim}
     yield builder.layer("attn_scores", "batched_gemm", square, Partition.HEADS)
     dims = {"num_matrices": num_matrices, "length": length}
     yield builder.layer("attn_softmax", "causal_softmax", dims, Partition.HEADS)
@@ -145,10 +151,10 @@ def lower_unfused_attention(builder: NodeBuilder, part: PrefillShape) -> Iterato
     if trainer.has_dropout:
         dims = {"num_tokens": num_matrices * length, "hidden": length}
         yield builder.layer("attn_dropout", "dropout", dims, Partition.HEADS)
-    narrow = {"batch": num_matrices, "m": length, "n": model.head_dim, "k": length}
+    narrow = {"batch": num_matrices, "m": length, "n": head_dim, "k": length}
     yield builder.layer("attn_values", "batched_gemm", narrow, Partition.HEADS)
     if trainer.has_copy_kernels:
-        dims = {"num_tokens": part.q_tokens, "hidden": model.num_heads * model.head_dim}
+        dims = {"num_tokens": part.q_tokens, "hidden": num_heads * head_dim}
         yield builder.layer("attn_context_copy", "copy", dims, Partition.WIDTH)
 
 
@@ -162,6 +168,27 @@ def trainer_of(builder: NodeBuilder) -> TrainerProfile:
     """Return the framework's rules; those of nothing in particular where nothing is trained."""
     training = builder.options.training
     return training.trainer if training else TrainerProfile(name="")
+
+
+def project(
+    builder: NodeBuilder,
+    role: str,
+    dims: dict[str, Quantity],
+    partition: Partition,
+    stored: StoredWeight,
+) -> Iterator[OperatorNode]:
+    """Yield a matrix product of every layer as it is served, its weights stored so, or trained."""
+    if builder.options.training is None:
+        yield builder.projection(role, dims, partition, stored)
+    else:
+        yield from training_projection(builder, role, dims, partition)
+
+
+def lower_gate(builder: NodeBuilder, width: Quantity) -> Iterator[OperatorNode]:
+    """Yield the product of a mixer's output and its gate, a kernel of its own in training alone."""
+    if builder.options.training is not None:
+        dims = {"num_tokens": builder.shape.num_tokens, "intermediate": width}
+        yield builder.layer("attn_gate_product", "product", dims, Partition.WIDTH)
 
 
 def training_projection(
@@ -183,27 +210,28 @@ def training_projection(
     yield node
 
 
-def lower_training_mlp(builder: NodeBuilder) -> Iterator[OperatorNode]:
+def lower_training_mlp(builder: NodeBuilder, part: LayerPart) -> Iterator[OperatorNode]:
     """Yield both projections of a dense MLP, its activation, and biases by kernels of their own."""
     model, tokens, trainer = builder.model, builder.shape.num_tokens, trainer_of(builder)
-    has_bias = model.has_bias or (trainer.has_mlp_bias and not model.is_gated)
-    width = (2 if model.is_gated else 1) * model.intermediate
+    is_gated, intermediate = part["is_gated"], part["intermediate"]
+    has_bias = bool(part["has_bias"] or (trainer.has_mlp_bias and not is_gated))
+    width = (2 if is_gated else 1) * intermediate
     dims = {"m": tokens, "n": width, "k": model.hidden}
-    num_matrices = 2 if model.is_gated and not trainer.fuses_gate else 1
+    num_matrices = 2 if is_gated and not trainer.fuses_gate else 1
     for node in training_projection(builder, "mlp_up_proj", dims, Partition.COLUMN):
         biased = _with_bias(node, is_fused=has_bias and trainer.fuses_bias_activation)
         yield dataclasses.replace(biased, num_matrices=num_matrices)
     if has_bias and not trainer.fuses_bias_activation:
         dims = {"num_tokens": tokens, "hidden": width}
         yield builder.layer("mlp_up_bias", "bias_add", dims, Partition.WIDTH)
-    dims = {"num_tokens": tokens, "intermediate": model.intermediate}
-    if model.is_gated and not trainer.fuses_gate:
+    dims = {"num_tokens": tokens, "intermediate": intermediate}
+    if is_gated and not trainer.fuses_gate:
         yield builder.layer("mlp_activation", "silu", dims, Partition.WIDTH)
         yield builder.layer("mlp_product", "product", dims, Partition.WIDTH)
     else:
-        operator = "silu_mul" if model.is_gated else "gelu"
+        operator = "silu_mul" if is_gated else "gelu"
         yield builder.layer("mlp_activation", operator, dims, Partition.WIDTH)
-    dims = {"m": tokens, "n": model.hidden, "k": model.intermediate}
+    dims = {"m": tokens, "n": model.hidden, "k": intermediate}
     for node in training_projection(builder, "mlp_down_proj", dims, Partition.ROW):
         yield _with_bias(node, is_fused=has_bias and trainer.fuses_residual)
     yield from lower_join(builder, "mlp", has_bias=has_bias)

@@ -80,9 +80,13 @@ def describe_model(model: ModelArchitecture) -> ModelFigures:
         window_bytes=sum(part.window_bytes * part.window_tokens for part in parts),
         request_bytes=sum(part.request_bytes for part in parts),
         approximations=tuple(
-            f"{kind.name}: {kind.approximated}"
+            f"{kind.name}: {text}"
             for kind in stack_of(model).kinds
-            if kind.approximated
+            for text in (
+                kind.approximated,
+                kind.untrained and f"it can be served only: {kind.untrained}",
+            )
+            if text
         ),
     )
 

@@ -94,4 +94,10 @@ SPEC = OperatorSpec(
     axes={**BATCH_AXES, **dim_axes("window", "num_heads", "num_kv_heads", "head_dim")},
     relations=(HEAD_RELATION, *WINDOW_RELATIONS),
     sweep=_sweep,
+    # As without a window: scores are recomputed, five matrix products instead of two.
+    backward_work_ratio=2.5,
+    # Queries, keys and values, as without a window: those of all tokens.
+    saved_elements=lambda d: (
+        (d["q_tokens"] * d["num_heads"] + 2 * d["kv_tokens"] * d["num_kv_heads"]) * d["head_dim"]
+    ),
 )

@@ -7,7 +7,12 @@ passes of their own. All else runs on a rank's own tokens.
 from collections.abc import Iterator
 
 from foretoken.domain.lowering.communication import axis_group
-from foretoken.domain.lowering.context_parallel import attend_in_ring, exchange_heads, head_limits
+from foretoken.domain.lowering.context_parallel import (
+    attend_in_ring,
+    exchange_heads,
+    head_limits,
+    sequence_limits,
+)
 from foretoken.domain.lowering.options import (
     LayoutCases,
     Lowering,
@@ -47,7 +52,9 @@ def _limits(cases: LayoutCases) -> Iterator[Limit]:
         (cp > 1) & (trainer.attention != "flash"),
         lambda: f"{trainer.name} computes attention by whole rows of scores; leave it at 1",
     )
-    if training.context_parallel == "all_to_all":
+    is_exchanged = training.context_parallel == "all_to_all"
+    yield from sequence_limits(cases, training, cp > 1, is_exchanged)
+    if is_exchanged:
         yield from head_limits(cases, cases.tp * cp, cp > 1)
 
 

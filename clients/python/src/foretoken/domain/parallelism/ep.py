@@ -63,11 +63,11 @@ def _limits(cases: LayoutCases) -> Iterator[Limit]:
             cases.ep > 1,
             lambda: f"{cases.model.name} has no experts to spread; leave it at 1",
         )
-    elif cases.training is None:
-        for part in experts:
+    for part in experts:
+        if cases.training is None:
             yield from _served_limits(cases, part)
-    elif cases.model.moe is not None:
-        yield from expert_limits(cases, cases.training, cases.model.moe)
+        else:
+            yield from expert_limits(cases, cases.training, part)
 
 
 def _served_limits(cases: LayoutCases, experts: LayerPart) -> Iterator[Limit]:

@@ -11,7 +11,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from foretoken.domain.lowering.communication import axis_group, group_dims
-from foretoken.domain.lowering.context_parallel import exchange_heads, head_limits, key_head_limit
+from foretoken.domain.lowering.context_parallel import (
+    exchange_heads,
+    head_limits,
+    key_head_limit,
+    sequence_limits,
+)
 from foretoken.domain.lowering.expert_layer import is_expert_node
 from foretoken.domain.lowering.graph import OperatorNode, Partition, RankContext, Section
 from foretoken.domain.lowering.options import (
@@ -49,6 +54,7 @@ def _limits(cases: LayoutCases) -> Iterator[Limit]:
             lambda: f"{trainer.name} computes attention by whole rows of scores; set tp 1",
         )
         yield token_limit(cases, training)
+        yield from sequence_limits(cases, training, cases.is_isp & (tp > 1), is_exchanged=True)
     stack = stack_of(model)
     for num_heads in stack.split_heads:
         yield _head_limit(num_heads, cases, splits_layers)

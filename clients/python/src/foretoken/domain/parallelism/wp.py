@@ -19,6 +19,7 @@ from foretoken.domain.lowering.options import (
     Nodes,
     ParallelPass,
 )
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.limit import Limit
 
 _FORMS = ("", "msp", "fsp", "isp")
@@ -37,7 +38,7 @@ def _limits(cases: LayoutCases) -> Iterator[Limit]:
     )
     yield Limit(
         "weight_parallel",
-        cases.is_isp & (cases.model.moe is not None),
+        cases.is_isp & bool(stack_of(cases.model).experts),
         lambda: "isp splits no experts; use ep, or msp",
     )
     yield Limit(

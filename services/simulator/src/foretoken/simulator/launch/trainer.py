@@ -12,6 +12,7 @@ from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.lowering.communication import expert_mesh
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.files import render
@@ -159,8 +160,10 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
         dp=layout.dp,
         cp=layout.cp,
         ep=layout.ep,
-        expert_tp=expert_mesh(layout, scenario.expert_tp).tp if scenario.model.moe else 1,
-        has_experts=scenario.model.moe is not None,
+        expert_tp=expert_mesh(layout, scenario.expert_tp).tp
+        if stack_of(scenario.model).experts
+        else 1,
+        has_experts=bool(stack_of(scenario.model).experts),
         virtual_stages=virtual_stages,
         stage_layers=layers,
         pipeline_schedule=schedule,

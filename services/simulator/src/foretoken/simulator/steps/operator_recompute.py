@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.steps.held.saved_tensor import SavedTensor
@@ -21,7 +22,7 @@ from foretoken.simulator.steps.held.tensor_size import written_bytes
 
 # What `recompute_modules` calls it.
 EVERY_OTHER_MATMUL = "every_other_matmul"
-_ATTENTION = ("attention_prefill", "mla_prefill")
+_ATTENTION = ("attention_prefill", "attention_prefill_window", "mla_prefill")
 _EXCHANGES = ("reduce_scatter", "all_to_all")
 # Its product is made again and is none of those counted.
 _ROUTER = "moe_router"
@@ -121,9 +122,15 @@ def _kept_shares(forward: Nodes, scenario: TrainingScenario) -> Mapping[int, flo
         is_counted = node.section is Section.LAYER and node.operator == "gemm"
         if not is_counted or node.role == _ROUTER:
             continue
-        widths, first = _widths(node, scenario), counts[node.first_layer]
-        kept = sum(width for at, width in enumerate(widths, first) if at % 2 == 0)
-        shares[id(node)] = kept / sum(widths)
+        widths = _widths(node, scenario)
+        # Layers of a model in a pattern may differ in how many products come before it.
+        kept = sum(
+            width
+            for layer in node.layers
+            for at, width in enumerate(widths, counts[layer])
+            if at % 2 == 0
+        )
+        shares[id(node)] = kept / (sum(widths) * node.repeat)
         for layer in node.layers:
             counts[layer] += len(widths)
     return shares
@@ -131,7 +138,9 @@ def _kept_shares(forward: Nodes, scenario: TrainingScenario) -> Mapping[int, flo
 
 def _widths(node: OperatorNode, scenario: TrainingScenario) -> tuple[int, ...]:
     """Return how wide the products are that one operator stands for, relative to each other."""
-    model = scenario.model
-    if node.role == _QUERY_KEY_VALUE:
-        return model.num_heads, model.num_kv_heads, model.num_kv_heads
-    return (1, 1) if node.role in _GATED and model.is_gated else (1,)
+    layer = stack_of(scenario.model).layers[node.first_layer]
+    if node.role == _QUERY_KEY_VALUE and layer.mixer is not None:
+        num_kv_heads = layer.mixer["num_kv_heads"]
+        return layer.mixer["num_heads"], num_kv_heads, num_kv_heads
+    is_gated = layer.feed_forward is not None and layer.feed_forward["is_gated"]
+    return (1, 1) if node.role in _GATED and is_gated else (1,)

@@ -83,10 +83,10 @@ def split_layers(nodes: Nodes) -> tuple[Nodes, Nodes]:
     return nodes[:first], tail
 
 
-def covered_layers(node: OperatorNode) -> range:
-    """Return the layers that run an operator."""
-    stop = node.first_layer + node.repeat * node.layer_stride
-    return range(node.first_layer, stop, node.layer_stride)
+def covered_layers(node: OperatorNode) -> range | frozenset[int]:
+    """Return the layers that run an operator, quick to look a layer up in."""
+    layers = node.layers
+    return layers if isinstance(layers, range) else frozenset(layers)
 
 
 def alike_layers(work: PassNodes) -> list[tuple[Nodes, int]]:

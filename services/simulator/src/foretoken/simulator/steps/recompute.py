@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.lowering.communication import PlacedGroup, axis_group
-from foretoken.domain.lowering.graph import OperatorNode, RankContext, Section
+from foretoken.domain.lowering.graph import OperatorNode, RankContext, Section, place
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.requests.scenario import TrainingScenario
@@ -291,9 +291,6 @@ def _cut(
 def _again(nodes: Nodes, layers: frozenset[int]) -> Iterator[OperatorNode]:
     """Yield the operators in those layers, as what runs again."""
     for node in nodes:
-        stop = node.first_layer + node.repeat * node.layer_stride
-        kept = [i for i in range(node.first_layer, stop, node.layer_stride) if i in layers]
+        kept = [layer for layer in node.layers if layer in layers]
         if kept:
-            yield dataclasses.replace(
-                node, group="recompute", first_layer=kept[0], repeat=len(kept)
-            )
+            yield dataclasses.replace(node, group="recompute", **place(kept))

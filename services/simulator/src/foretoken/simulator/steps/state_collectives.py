@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.lowering.communication import PlacedGroup, RankGroup
-from foretoken.domain.lowering.graph import OperatorNode, Overlap, RankContext, Section
+from foretoken.domain.lowering.graph import OperatorNode, Overlap, RankContext, Section, place
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.lowering.training_layer import reduction_kernels, sum_kernels
@@ -222,29 +222,23 @@ class _Writer:
             )
 
     def _by_layer(self, group: ParameterGroup, role: str, operator: str) -> Iterator[OperatorNode]:
-        """Yield a collective for every run of layers with as many parameters, and the rest's."""
+        """Yield a collective for all layers with as many parameters, and the rest's."""
         if group.ranks.shards == 1:
             return
-        ranks, layers = group.ranks.of_shards, group.layer_params
-        is_listed = self._trainer.list_rank_us > 0
-        start = 0
-        for index in range(1, len(layers) + 1):
-            if index < len(layers) and layers[index] == layers[start]:
-                continue
-            if layers[start]:
-                # Lists are exchanged weight by weight.
-                num_calls = round(self._num_layer_weights(group)) if is_listed else 1
-                size = int(ceil_divide(layers[start], num_calls))
-                node = dataclasses.replace(
-                    self._collective(role, operator, size, ranks),
-                    section=Section.LAYER,
-                    first_layer=self._rank.stage_layers[start],
-                    repeat=index - start,
-                )
-                yield from (node for _ in range(num_calls))
-            start = index
-        for section, place in ((Section.EMBEDDING, EMBEDDING), (Section.HEAD, HEAD)):
-            num_params = int(self._counts[FIGURES.index(group.name), place])
+        ranks, is_listed = group.ranks.of_shards, self._trainer.list_rank_us > 0
+        layers: dict[int, list[int]] = {}
+        for layer, count in zip(self._rank.stage_layers, group.layer_params, strict=True):
+            layers.setdefault(count, []).append(layer)
+        layers.pop(0, None)
+        for count, held in layers.items():
+            # Lists are exchanged weight by weight.
+            num_calls = round(self._num_layer_weights(group)) if is_listed else 1
+            size = int(ceil_divide(count, num_calls))
+            node = self._collective(role, operator, size, ranks)
+            node = dataclasses.replace(node, section=Section.LAYER, **place(held))
+            yield from (node for _ in range(num_calls))
+        for section, end in ((Section.EMBEDDING, EMBEDDING), (Section.HEAD, HEAD)):
+            num_params = int(self._counts[FIGURES.index(group.name), end])
             if num_params:
                 node = self._collective(role, operator, num_params, ranks)
                 yield dataclasses.replace(node, section=section)

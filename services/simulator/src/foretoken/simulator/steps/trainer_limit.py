@@ -16,6 +16,7 @@ from foretoken.domain.frameworks.trainer import (
     OVERLAP_RULES,
     TrainerCapabilities,
 )
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags, Ints
@@ -152,8 +153,12 @@ def _find_exchange(strategies: Strategies) -> NamedValues:
     return NamedValues(places=(strategies.cp > 1).astype(np.int64), names=names)
 
 
+def _has_experts(strategies: Strategies) -> bool:
+    return bool(stack_of(strategies.source.scenario.model).experts)
+
+
 def _find_expert_split(strategies: Strategies) -> NamedValues:
-    if strategies.source.scenario.model.moe is None:
+    if not _has_experts(strategies):
         return _same_for_all(strategies, "none")
     width = strategies.expert_width
     places = np.select([width == strategies.tp, width == 1], [1, 2], default=3)
@@ -174,7 +179,7 @@ def _find_odd_sequences(strategies: Strategies) -> NamedValues:
 def _find_odd_experts(strategies: Strategies) -> NamedValues:
     is_whole = strategies.expert_width == 1
     ranks = strategies.shards * np.where(is_whole, strategies.tp, 1)
-    has_experts = strategies.source.scenario.model.moe is not None
+    has_experts = _has_experts(strategies)
     return _flags((strategies.zero_stage > 0) & (ranks % strategies.ep != 0) & has_experts)
 
 
@@ -212,9 +217,7 @@ _FINDERS: Mapping[str, Callable[[Strategies], Values]] = {
     "uneven_shards": lambda strategies: _flags(
         (strategies.zero_stage > 0) & (strategies.shards % strategies.cp != 0)
     ),
-    "experts": lambda strategies: _same_for_all(
-        strategies, strategies.source.scenario.model.moe is not None
-    ),
+    "experts": lambda strategies: _same_for_all(strategies, _has_experts(strategies)),
     "expert_tp": _find_expert_split,
     "uneven_experts": _find_odd_experts,
     "recompute": lambda strategies: NamedValues(places=strategies.recompute, names=RECOMPUTE_MODES),

@@ -303,8 +303,5 @@ def _is_layer_computation(node: OperatorNode) -> bool:
     return node.section is Section.LAYER and not is_collective(node)
 
 
-def _layers_of(node: OperatorNode) -> range:
-    if node.section is not Section.LAYER:
-        return range(-1, 0)
-    last = node.first_layer + node.repeat * node.layer_stride
-    return range(node.first_layer, last, node.layer_stride)
+def _layers_of(node: OperatorNode) -> Sequence[int]:
+    return node.layers if node.section is Section.LAYER else range(-1, 0)

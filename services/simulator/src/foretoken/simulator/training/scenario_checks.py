@@ -10,6 +10,7 @@ from foretoken.domain.lowering.expert_layer import routing_exponent
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.lower import check_layout
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.limit import check_limits, list_broken
 from foretoken.domain.requests.scenario import CONTEXT_PARALLELS, TrainingScenario
 from foretoken.simulator.steps.legality import (
@@ -161,7 +162,7 @@ def _parallelism(scenario: TrainingScenario) -> Iterator[FieldViolation]:
     model = scenario.model
     if scenario.weight_degree and scenario.weight_parallel != "isp":
         yield FieldViolation("weight_degree", "is for weight_parallel isp")
-    if model.moe is None:
+    if not stack_of(model).experts:
         for name, none in (("expert_tp", 0), ("moe_routing", ""), ("moe_imbalance_ratio", 1)):
             if getattr(scenario, name) != none:
                 yield FieldViolation(name, f"{model.name} has no experts")

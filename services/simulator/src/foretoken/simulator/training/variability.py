@@ -17,6 +17,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.report import Percentiles
 from foretoken.domain.units import US_PER_MS, ceil_divide
@@ -50,7 +51,7 @@ class Spread:
         """
         layout, degrees = scenario.layout, ScenarioDegrees.of(scenario)
         of_one, joined = layout.tp * layout.cp, degrees.weight_parts
-        if scenario.model.moe is not None:
+        if stack_of(scenario.model).experts:
             joined = max(joined, degrees.expert.stride)
         if degrees.state_stage >= SPLITS_PARAMETERS and not degrees.is_once:
             joined = max(joined, degrees.shards * layout.tp)

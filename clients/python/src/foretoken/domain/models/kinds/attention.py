@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from foretoken.domain.lowering.batch_dims import dims_of, parts_of, window_dims
+from foretoken.domain.lowering.batch_dims import chunk_dims, dims_of, parts_of, window_dims
 from foretoken.domain.lowering.graph import OperatorNode, Partition, in_order
 from foretoken.domain.lowering.node_builder import EAGER_VARIANT, NodeBuilder
 from foretoken.domain.lowering.training_layer import (
     is_unfused,
+    lower_gate,
     lower_unfused_attention,
     trainer_of,
     training_projection,
@@ -69,7 +70,7 @@ def _check(d: Dims) -> Mapping[str, tuple[bool, str]]:
     }
 
 
-def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+def lower_attention(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     """Yield projections, rotation, cache and attention of the layers."""
     d, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
     num_heads, num_kv_heads, head_dim = d["num_heads"], d["num_kv_heads"], d["head_dim"]
@@ -78,7 +79,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     kv_heads = (num_kv_heads, widths // num_kv_heads)
     gate_width = {0: 0, 1: num_heads * v_dim, 2: num_heads}[d["gate"]]
     dims = {"m": tokens, "n": num_heads * head_dim + gate_width + widths, "k": hidden}
-    for node in _projection(builder, "attn_qkv_proj", dims, Partition.QKV):
+    for node in _projection(builder, "attn_qkv_proj", dims, Partition.QKV, d["has_qkv_bias"]):
         yield dataclasses.replace(node, kv_heads=kv_heads)
     yield from _head_norms(builder, d)
     heads = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
@@ -95,8 +96,10 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         variant = builder.kv_variant
         yield builder.layer("kv_cache_write", "kv_cache_write", dims, Partition.HEADS, variant)
     yield from _kernels(builder, parts)
+    if gate_width:
+        yield from lower_gate(builder, num_heads * v_dim)
     dims = {"m": tokens, "n": hidden, "k": num_heads * v_dim}
-    yield from _projection(builder, "attn_out_proj", dims, Partition.ROW)
+    yield from _projection(builder, "attn_out_proj", dims, Partition.ROW, d["has_out_bias"])
 
 
 def _head_norms(builder: NodeBuilder, d: LayerPart) -> Iterator[OperatorNode]:
@@ -112,42 +115,53 @@ def _head_norms(builder: NodeBuilder, d: LayerPart) -> Iterator[OperatorNode]:
 
 
 def _projection(
-    builder: NodeBuilder, role: str, dims: dict[str, Quantity], partition: Partition
+    builder: NodeBuilder,
+    role: str,
+    dims: dict[str, Quantity],
+    partition: Partition,
+    has_bias: int,
 ) -> Iterator[OperatorNode]:
     if builder.options.training is None:
         yield builder.projection(role, dims, partition, builder.quantization.attention)
         return
-    model = builder.model
-    has_bias = model.has_bias or (model.has_qkv_bias and partition is Partition.QKV)
     # The bias of the output joins the residual stream, by a kernel of its own or with it.
     is_fused = partition is Partition.QKV or trainer_of(builder).fuses_residual
     for node in training_projection(builder, role, dims, partition):
-        is_biased = has_bias and is_fused and node.operator == "gemm"
+        is_biased = bool(has_bias) and is_fused and node.operator == "gemm"
         yield dataclasses.replace(node, has_bias=is_biased)
 
 
 def _kernels(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     shape, d = builder.shape, next(iter(parts))
     if shape.prefill is not None and is_unfused(builder):
-        yield from lower_unfused_attention(builder, shape.prefill)
+        yield from lower_unfused_attention(builder, shape.prefill, d)
         return
-    # Windows are a matter of serving: they have no backward pass here.
-    reaches: dict[int, list[Sequence[int]]] = {}
+    reaches: dict[tuple[int, int], list[Sequence[int]]] = {}
     for part, held in parts.items():
-        reach = _reach(part) if builder.options.has_kv_cache else 0
-        reaches.setdefault(reach, []).append(held)
+        reaches.setdefault(_reach(builder, part), []).append(held)
     for name, batch in parts_of(shape):
-        for reach, layers in sorted(reaches.items()):
-            node = _kernel(builder, d, f"attention_{name}", dims_of(batch))
-            if reach:
-                dims = window_dims(batch, reach)
+        for (window, chunk), layers in sorted(reaches.items()):
+            dims = chunk_dims(batch, chunk) if chunk else dims_of(batch)
+            node = _kernel(builder, d, f"attention_{name}", dims)
+            if window:
+                dims = window_dims(batch, window)
                 node = _kernel(builder, d, f"attention_{name}_window", dims)
             yield node.in_layers(in_order(layers))
 
 
-def _reach(part: LayerPart) -> int:
-    """Return the tokens a query sees, 0 for all: of a chunk half of it on average."""
-    return part["window"] or -(-part["chunk"] // 2)
+def _reach(builder: NodeBuilder, part: LayerPart) -> tuple[int, int]:
+    """Return the tokens that a query sees of those before it, and those of its chunk; 0 for all.
+
+    What is served of a chunk is a window of half of it, as a query sees on average; in training,
+    whose sequences are whole, chunks are sequences of their own, and what reaches over all of one
+    is no limit.
+    """
+    training = builder.options.training
+    if training is None:
+        is_cached = builder.options.has_kv_cache
+        return (part["window"] or -(-part["chunk"] // 2) if is_cached else 0), 0
+    length = training.sequence_length
+    return part["window"] * (part["window"] < length), part["chunk"] * (part["chunk"] < length)
 
 
 def _kernel(
@@ -188,12 +202,13 @@ KIND = KindSpec(
     weights=_weights,
     state=_state,
     check=_check,
-    lower=_lower,
+    lower=lower_attention,
     rotary_dim=lambda d: d["has_rope"] * (d["rotary_dim"] or d["head_dim"]),
     split_heads=("num_heads",),
-    approximated="chunks run as windows of half a chunk, what a query sees of one on average;"
-    " sinks, output gates and partial rotation take no time of their own",
-    has_backward=True,
+    approximated="chunks run as windows of half a chunk where they are served, what a query sees of"
+    " one on average; sinks, served output gates and partial rotation take no time of their own",
+    backward="Dao, FlashAttention-2, 2023, section 3.1: five products of scores for two, also in"
+    " windows",
     varying=("window", "chunk", "has_rope", "has_sinks"),
     matrices={"attention": ("self_attn.q_proj", "self_attn.o_proj")},
 )

@@ -141,5 +141,6 @@ KIND = KindSpec(
     rotary_dim=lambda d: d["qk_rope_head_dim"],
     split_heads=("num_heads",),
     approximated="the KV cache has one format; engines keep positional features in 16 bits",
+    untrained="its compressors and attention are one kernel, with no published backward pass",
     matrices={"latent": ("self_attn.wq_b", "self_attn.wo_b")},
 )

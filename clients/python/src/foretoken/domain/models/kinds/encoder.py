@@ -38,5 +38,6 @@ KIND = KindSpec(
         KindDim("num_projectors", "projectors, those of inner layers included", 1, 1),
     ),
     weights=_weights,
+    backward="none of its own: text is trained on, which an encoder sees nothing of",
     approximated="its weights are held; requests are text, so that it does not run",
 )

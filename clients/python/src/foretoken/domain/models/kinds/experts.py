@@ -65,7 +65,7 @@ KIND = KindSpec(
     lower=_lower,
     approximated="experts without a gate run as gated ones of two thirds of their width, which have"
     " as many weights; the gate of shared experts takes no time of its own",
-    has_backward=True,
+    backward="Megatron-Core, `transformer/moe`: grouped products, two for each, and rows put back",
     matrices={
         "experts": ("mlp.experts.0.up_proj", "mlp.experts.0.down_proj"),
         "shared_experts": ("mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),

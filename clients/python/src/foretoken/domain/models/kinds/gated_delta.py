@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.recurrent import lower_recurrent
+from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -18,8 +19,10 @@ from foretoken.domain.models.kinds.spec.kind import (
 )
 from foretoken.domain.models.kinds.spec.recurrent import (
     APPROXIMATED,
+    BACKWARD,
     CONV_KERNEL,
     STATE_BYTES,
+    WHOLE_SEQUENCES,
     recurrent_state,
 )
 
@@ -45,15 +48,19 @@ def _state(d: Dims, tp: int) -> RequestState:
 
 def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     part, tokens, weight = next(iter(parts)), builder.shape.num_tokens, builder.quantization
+    is_training = builder.options.training is not None
     keys = part["num_key_heads"] * part["key_head_dim"]
     num_values, value_dim = part["num_value_heads"], part["value_head_dim"]
     values = num_values * value_dim
-    # Queries, keys, values and the gate of the output; then decay and step of each head.
-    dims = {"m": tokens, "n": 2 * keys + 2 * values, "k": builder.model.hidden}
+    # Queries, keys, values and the gate of the output; then decay and step of each head, which are
+    # trained as part of the same. Source: Megatron-Core, `ssm/gated_delta_net.py` (in_proj).
+    width = 2 * keys + 2 * values + is_training * 2 * num_values
+    dims = {"m": tokens, "n": width, "k": builder.model.hidden}
     stored = weight.weight_of("recurrent")
-    yield builder.projection("recurrent_in_proj", dims, Partition.COLUMN, stored)
-    dims = {"m": tokens, "n": 2 * num_values, "k": builder.model.hidden}
-    yield builder.layer("recurrent_decay_proj", "gemm", dims, Partition.COLUMN)
+    yield from project(builder, "recurrent_in_proj", dims, Partition.COLUMN, stored)
+    if not is_training:
+        dims = {"m": tokens, "n": 2 * num_values, "k": builder.model.hidden}
+        yield builder.layer("recurrent_decay_proj", "gemm", dims, Partition.COLUMN)
     dims = {
         "num_k_heads": part["num_key_heads"],
         "num_v_heads": num_values,
@@ -64,8 +71,9 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     yield from lower_recurrent(builder, "gated_delta", dims, convolved)
     dims = {"num_tokens": tokens * num_values, "hidden": value_dim}
     yield builder.layer("recurrent_norm", "rms_norm", dims, Partition.HEADS)
+    yield from lower_gate(builder, values)
     dims = {"m": tokens, "n": builder.model.hidden, "k": values}
-    yield builder.projection("attn_out_proj", dims, Partition.ROW, stored)
+    yield from project(builder, "attn_out_proj", dims, Partition.ROW, stored)
 
 
 KIND = KindSpec(
@@ -85,6 +93,8 @@ KIND = KindSpec(
     state=_state,
     lower=_lower,
     approximated=APPROXIMATED,
+    backward=BACKWARD,
+    whole_sequences=WHOLE_SEQUENCES,
     split_heads=("num_value_heads",),
     matrices={"recurrent": ("linear_attn.in_proj_qkv", "linear_attn.out_proj")},
 )

@@ -46,4 +46,5 @@ KIND = KindSpec(
     ),
     weights=_weights,
     around=_around,
+    untrained="how its mixing keeps several streams for a backward pass is not known here",
 )

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.recurrent import lower_recurrent
+from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -18,8 +19,10 @@ from foretoken.domain.models.kinds.spec.kind import (
 )
 from foretoken.domain.models.kinds.spec.recurrent import (
     APPROXIMATED,
+    BACKWARD,
     CONV_KERNEL,
     STATE_BYTES,
+    WHOLE_SEQUENCES,
     recurrent_state,
 )
 
@@ -46,20 +49,21 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     has_full_gate = part["has_full_gate"]
     # Queries, keys, values, a full gate and the step of each head.
     dims = {"m": tokens, "n": (3 + has_full_gate) * width + num_heads, "k": hidden}
-    yield builder.projection("recurrent_in_proj", dims, Partition.COLUMN, stored)
+    yield from project(builder, "recurrent_in_proj", dims, Partition.COLUMN, stored)
     # The forget gate, and the output's where it is of low rank too.
     num_low = 2 - has_full_gate
     dims = {"m": tokens, "n": num_low * head_dim, "k": hidden}
-    yield builder.projection("recurrent_gate_down_proj", dims, Partition.REPLICATED, stored)
+    yield from project(builder, "recurrent_gate_down_proj", dims, Partition.REPLICATED, stored)
     dims = {"m": tokens, "n": num_low * width, "k": head_dim}
-    yield builder.projection("recurrent_gate_up_proj", dims, Partition.COLUMN, stored)
+    yield from project(builder, "recurrent_gate_up_proj", dims, Partition.COLUMN, stored)
     convolved = {"channels": 3 * width, "kernel_size": part["conv_kernel"]}
     heads = {"num_heads": num_heads, "head_dim": head_dim}
     yield from lower_recurrent(builder, "kda", heads, convolved)
     dims = {"num_tokens": tokens * num_heads, "hidden": head_dim}
     yield builder.layer("recurrent_norm", "rms_norm", dims, Partition.HEADS)
+    yield from lower_gate(builder, width)
     dims = {"m": tokens, "n": hidden, "k": width}
-    yield builder.projection("attn_out_proj", dims, Partition.ROW, stored)
+    yield from project(builder, "attn_out_proj", dims, Partition.ROW, stored)
 
 
 KIND = KindSpec(
@@ -79,6 +83,8 @@ KIND = KindSpec(
     state=_state,
     lower=_lower,
     approximated=APPROXIMATED,
+    backward=BACKWARD,
+    whole_sequences=WHOLE_SEQUENCES,
     split_heads=("num_heads",),
     matrices={"recurrent": ("self_attn.q_proj", "self_attn.o_proj")},
 )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from foretoken.domain.lowering.batch_dims import dims_of, parts_of
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.training_layer import training_projection
+from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import LATENT
 from foretoken.domain.models.kinds.spec.kind import (
@@ -58,50 +58,57 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     no cache.
     """
     mla = next(iter(parts))
-    if mla["has_gate"]:
-        dims = {"m": builder.shape.num_tokens, "n": mla["num_heads"] * mla["v_head_dim"]}
-        dims["k"] = builder.model.hidden
-        yield from _latent_projection(builder, "attn_gate_proj", dims, Partition.COLUMN)
+    yield from latent_gate(builder, mla)
     if builder.options.has_kv_cache and builder.options.mla_form == "module" and mla["q_lora_rank"]:
         yield from _modules(builder, mla)
         return
-    yield from _inputs(builder, mla)
-    yield from _prefill(builder, mla)
+    yield from latent_inputs(builder, mla)
+    yield from latent_prefill(builder, mla)
     yield from _decode(builder, mla)
-    model = builder.model
-    dims = {
-        "m": builder.shape.num_tokens,
-        "n": model.hidden,
-        "k": mla["num_heads"] * mla["v_head_dim"],
-    }
-    yield from _latent_projection(builder, "attn_out_proj", dims, Partition.ROW)
+    yield from latent_output(builder, mla)
+
+
+def latent_gate(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
+    """Yield the projection of the output's gate, where there is one."""
+    if mla["has_gate"]:
+        dims = {"m": builder.shape.num_tokens, "n": mla["num_heads"] * mla["v_head_dim"]}
+        dims["k"] = builder.model.hidden
+        yield from latent_projection(builder, "attn_gate_proj", dims, Partition.COLUMN)
+
+
+def latent_output(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
+    """Yield what latent attention ends with: the gate where there is one, and the projection."""
+    width = mla["num_heads"] * mla["v_head_dim"]
+    if mla["has_gate"]:
+        yield from lower_gate(builder, width)
+    dims = {"m": builder.shape.num_tokens, "n": builder.model.hidden, "k": width}
+    yield from latent_projection(builder, "attn_out_proj", dims, Partition.ROW)
 
 
 def _weight(builder: NodeBuilder) -> StoredWeight:
     return builder.quantization.weight_of("latent")
 
 
-def _latent_projection(
+def latent_projection(
     builder: NodeBuilder, role: str, dims: dict[str, Quantity], partition: Partition
 ) -> Iterator[OperatorNode]:
-    if builder.options.training is not None:
-        yield from training_projection(builder, role, dims, partition)
-    else:
-        yield builder.projection(role, dims, partition, _weight(builder))
+    """Yield a matrix product of latent attention, its weights stored as those are."""
+    yield from project(builder, role, dims, partition, _weight(builder))
 
 
-def _inputs(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
+def latent_inputs(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
+    """Yield what brings tokens to queries and latent vectors, and these into the cache."""
     model, tokens = builder.model, builder.shape.num_tokens
     latent = mla["kv_lora_rank"] + mla["qk_rope_head_dim"]
     q_width = mla["num_heads"] * (mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"])
     # Every rank computes the low-rank inputs of all heads, queries and cache in one product.
     dims = {"m": tokens, "n": mla["q_lora_rank"] + latent, "k": model.hidden}
-    yield from _latent_projection(builder, "attn_down_proj", dims, Partition.REPLICATED)
+    yield from latent_projection(builder, "attn_down_proj", dims, Partition.REPLICATED)
     if mla["q_lora_rank"]:
         dims = {"num_tokens": tokens, "hidden": mla["q_lora_rank"]}
         yield builder.layer("q_latent_norm", "rms_norm", dims)
     dims = {"m": tokens, "n": q_width, "k": mla["q_lora_rank"] or model.hidden}
-    yield from _latent_projection(builder, "attn_q_proj", dims, Partition.COLUMN)
+    yield from latent_projection(builder, "attn_q_proj", dims, Partition.COLUMN)
     dims = {"num_tokens": tokens, "hidden": mla["kv_lora_rank"]}
     yield builder.layer("kv_latent_norm", "rms_norm", dims)
     dims = {"num_tokens": tokens, "num_heads": mla["num_heads"], "num_kv_heads": 1}
@@ -114,13 +121,14 @@ def _inputs(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
         yield builder.layer("kv_cache_write", "kv_cache_write", dims, variant=builder.kv_variant)
 
 
-def _prefill(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
+def latent_prefill(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
+    """Yield the attention of new tokens over all tokens before, keys and values unpacked."""
     prefill, num_heads = builder.shape.prefill, mla["num_heads"]
     if prefill is None:
         return
     width = num_heads * (mla["qk_nope_head_dim"] + mla["v_head_dim"])
     dims = {"m": prefill.kv_tokens, "n": width, "k": mla["kv_lora_rank"]}
-    yield from _latent_projection(builder, "attn_kv_proj", dims, Partition.COLUMN)
+    yield from latent_projection(builder, "attn_kv_proj", dims, Partition.COLUMN)
     if builder.options.training is not None:
         # Every head's key is put together from its own part and the one that all share, and its
         # value moved out of the product that has both: parts read, whole ones written.
@@ -140,29 +148,41 @@ def _prefill(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
 
 
 def _decode(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
-    decode, num_heads = builder.shape.decode, mla["num_heads"]
+    decode = builder.shape.decode
     if decode is None:
         return
-    yield _absorbed(builder, mla, "mla_query_absorb", mla["kv_lora_rank"], mla["qk_nope_head_dim"])
+    yield latent_query(builder, mla, decode.num_seqs)
     dims = {
         **dims_of(decode),
-        "num_heads": num_heads,
+        "num_heads": mla["num_heads"],
         "kv_lora_rank": mla["kv_lora_rank"],
         "qk_rope_head_dim": mla["qk_rope_head_dim"],
     }
     variant = builder.kv_variant
     yield builder.layer("mla_decode", "mla_decode", dims, Partition.QUERIES, variant)
-    yield _absorbed(builder, mla, "mla_value_unpack", mla["v_head_dim"], mla["kv_lora_rank"])
+    yield latent_value(builder, mla, decode.num_seqs)
 
 
-def _absorbed(
-    builder: NodeBuilder, mla: LayerPart, role: str, width: int, depth: int
+def latent_query(builder: NodeBuilder, mla: LayerPart, rows: Quantity) -> OperatorNode:
+    """Return what takes queries into the latent space."""
+    dims = {"m": rows, "n": mla["kv_lora_rank"], "k": mla["qk_nope_head_dim"]}
+    return _of_heads(builder, mla, "mla_query_absorb", dims)
+
+
+def latent_value(builder: NodeBuilder, mla: LayerPart, rows: Quantity) -> OperatorNode:
+    """Return what takes values out of the latent space."""
+    dims = {"m": rows, "n": mla["v_head_dim"], "k": mla["kv_lora_rank"]}
+    return _of_heads(builder, mla, "mla_value_unpack", dims)
+
+
+def _of_heads(
+    builder: NodeBuilder, mla: LayerPart, role: str, dims: dict[str, Quantity]
 ) -> OperatorNode:
     """Return a product of every head's own matrix, part of the weights that unpack the cache."""
-    decode = builder.shape.decode
-    rows = decode.num_seqs if decode else 0
-    dims = {"batch": mla["num_heads"], "m": rows, "n": width, "k": depth}
+    dims = {"batch": mla["num_heads"], **dims}
     node = builder.layer(role, "batched_gemm", dims, Partition.QUERIES)
+    if builder.options.training is not None:
+        return node
     # Engines multiply with them unquantised; they count once, as stored for the prefill if any.
     shares_weights = builder.shape.prefill is not None
     return dataclasses.replace(
@@ -208,7 +228,8 @@ KIND = KindSpec(
     lower=_lower,
     rotary_dim=lambda d: d["has_rope"] * d["qk_rope_head_dim"],
     split_heads=("num_heads",),
-    approximated="the gate of the output is multiplied in no time of its own",
-    has_backward=True,
+    approximated="the served gate of the output is multiplied in no time of its own",
+    backward="as attention with a key 1.5 times as wide as a value, and two products for each of"
+    " the projections",
     matrices=LATENT_MATRICES,
 )

@@ -25,5 +25,6 @@ KIND = KindSpec(
         KindDim("width", "features for a layer", minimum=1),
     ),
     weights=_weights,
+    untrained="the products of each layer have no operators",
     approximated="the weights are held; the gate and projection of each layer take no time",
 )

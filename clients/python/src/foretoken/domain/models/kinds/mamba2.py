@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.recurrent import lower_recurrent
+from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -18,8 +19,10 @@ from foretoken.domain.models.kinds.spec.kind import (
 )
 from foretoken.domain.models.kinds.spec.recurrent import (
     APPROXIMATED,
+    BACKWARD,
     CONV_KERNEL,
     STATE_BYTES,
+    WHOLE_SEQUENCES,
     recurrent_state,
 )
 
@@ -56,14 +59,15 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     stored = builder.quantization.weight_of("recurrent")
     # The gate, the input, its way into the state and out of it, and the step of each head.
     dims = {"m": tokens, "n": 2 * width + grouped + part["num_heads"], "k": hidden}
-    yield builder.projection("recurrent_in_proj", dims, Partition.COLUMN, stored)
+    yield from project(builder, "recurrent_in_proj", dims, Partition.COLUMN, stored)
     dims = {name: part[name] for name in ("num_heads", "head_dim", "num_groups", "state_dim")}
     convolved = {"channels": width + grouped, "kernel_size": part["conv_kernel"]}
     yield from lower_recurrent(builder, "mamba2", dims, convolved)
+    yield from lower_gate(builder, width)
     dims = {"num_tokens": tokens, "hidden": width}
     yield builder.layer("recurrent_norm_of_all", "rms_norm", dims, Partition.WIDTH)
     dims = {"m": tokens, "n": hidden, "k": width}
-    yield builder.projection("attn_out_proj", dims, Partition.ROW, stored)
+    yield from project(builder, "attn_out_proj", dims, Partition.ROW, stored)
 
 
 KIND = KindSpec(
@@ -84,6 +88,8 @@ KIND = KindSpec(
     state=_state,
     lower=_lower,
     approximated=APPROXIMATED,
+    backward=BACKWARD,
+    whole_sequences=WHOLE_SEQUENCES,
     split_heads=("num_heads",),
     check=_check,
     matrices={"recurrent": ("mixer.in_proj", "mixer.out_proj")},

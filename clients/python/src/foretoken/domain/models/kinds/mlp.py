@@ -16,10 +16,10 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
 
 
 def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
-    if builder.options.training is not None:
-        yield from lower_training_mlp(builder)
-        return
     part, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
+    if builder.options.training is not None:
+        yield from lower_training_mlp(builder, part)
+        return
     weight = builder.quantization.mlp
     dims = {"m": tokens, "n": (1 + part["is_gated"]) * part["intermediate"], "k": hidden}
     yield builder.projection("mlp_up_proj", dims, Partition.COLUMN, weight)
@@ -42,6 +42,6 @@ KIND = KindSpec(
     ),
     weights=_weights,
     lower=_lower,
-    has_backward=True,
+    backward="two products for each: the gradients of input and weight",
     matrices={"mlp": ("mlp.up_proj", "mlp.down_proj")},
 )

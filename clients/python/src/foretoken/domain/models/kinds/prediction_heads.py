@@ -18,5 +18,7 @@ KIND = KindSpec(
     source="DeepSeek-V3, 2024, section 2.2",
     dims=(KindDim("num_modules", "layers, one for each further token", minimum=1),),
     weights=_weights,
+    backward="none of its own: the main model is trained, as frameworks do by default"
+    " (Megatron-Core, `--mtp-num-layers`)",
     approximated="not counted among the weights: published totals leave them out",
 )

@@ -18,5 +18,6 @@ KIND = KindSpec(
     source="Kimi Team, Attention Residuals, 2026; Kimi K3's config.json (`attn_res_block_size`)",
     dims=(KindDim("block_size", "halves of layers in a block", minimum=1),),
     weights=_weights,
+    untrained="its mixing has no operators, and keeps the output of every block",
     approximated="its mixing takes no time of its own",
 )

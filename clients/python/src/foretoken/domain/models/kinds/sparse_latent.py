@@ -2,13 +2,20 @@
 
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.batch_dims import parts_of, selected_dims
-from foretoken.domain.lowering.graph import OperatorNode
+from foretoken.domain.lowering.batch_dims import parts_of, selected_dims, window_dims
+from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.indexer import lower_indexer
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.latent import (
     LATENT_MATRICES,
+    latent_gate,
+    latent_inputs,
+    latent_output,
+    latent_prefill,
+    latent_query,
     latent_state,
+    latent_value,
     latent_weights,
     module_node,
     module_widths,
@@ -23,6 +30,7 @@ from foretoken.domain.models.kinds.spec.kind import (
     RequestState,
     Weights,
 )
+from foretoken.domain.models.layer import LayerPart
 
 # Scale of a key of the indexer, which is kept in 8 bits.
 _SCALE_BYTES = 4
@@ -46,6 +54,9 @@ def _state(d: Dims, tp: int) -> RequestState:
 
 def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     part = next(iter(parts))
+    if builder.options.training is not None:
+        yield from _train(builder, part, builder.options.training.sequence_length)
+        return
     widths = {
         **module_widths(builder, part),
         "index_num_heads": part["has_indexer"] * part["index_heads"],
@@ -55,6 +66,36 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     for index, (name, batch) in enumerate(parts_of(builder.shape)):
         dims = {**selected_dims(batch, part["index_topk"]), **widths}
         yield module_node(builder, f"dsa_{name}_module", dims, is_first=index == 0)
+
+
+def _train(builder: NodeBuilder, part: LayerPart, length: int) -> Iterator[OperatorNode]:
+    """Yield trained layers, in operators of their own.
+
+    Where a query sees less than its sequence, all heads attend in the latent space, each to as many
+    tokens as a window of the same width has.
+    """
+    yield from latent_gate(builder, part)
+    yield from latent_inputs(builder, part)
+    if part["has_indexer"]:
+        rank, width = part["q_lora_rank"] or builder.model.hidden, part["index_head_dim"]
+        projections = {
+            "index_key_proj": (width + part["index_heads"], builder.model.hidden),
+            "index_query_proj": (part["index_heads"] * width, rank),
+        }
+        yield from lower_indexer(builder, part, projections)
+    prefill, topk = builder.shape.prefill, part["index_topk"]
+    if topk >= length or prefill is None:
+        yield from latent_prefill(builder, part)
+    else:
+        yield latent_query(builder, part, prefill.q_tokens)
+        # The latent vector is the value, and with its positions the key.
+        width = part["kv_lora_rank"] + part["qk_rope_head_dim"] // 2
+        heads = {"num_heads": part["num_heads"], "num_kv_heads": 1, "head_dim": width}
+        dims = {**window_dims(prefill, topk), **heads}
+        role, operator = "attention_prefill_selected", "attention_prefill_window"
+        yield builder.layer(role, operator, dims, Partition.QUERIES)
+        yield latent_value(builder, part, prefill.q_tokens)
+    yield from latent_output(builder, part)
 
 
 KIND = KindSpec(
@@ -69,5 +110,10 @@ KIND = KindSpec(
     lower=_lower,
     rotary_dim=lambda d: d["has_rope"] * d["qk_rope_head_dim"],
     split_heads=("num_heads",),
+    approximated="trained attention to chosen tokens takes the time of a window of as many;"
+    " choosing them takes none",
+    backward="as attention in a window, with one key and value for all heads; the indexer's scores"
+    " as attention: DeepSeek-V3.2, section 2.1.1",
+    whole_sequences="an indexer may choose tokens of any rank",
     matrices=LATENT_MATRICES,
 )

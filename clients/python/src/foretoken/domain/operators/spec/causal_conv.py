@@ -19,6 +19,10 @@ WORK = RecurrentWork(
     state_elements=lambda d: d["channels"] * (d["kernel_size"] - 1),
     state_bytes=None,
     num_weights=lambda d: d["channels"] * d["kernel_size"],
+    # Its input; backward, three tensors of that size are moved instead of two.
+    # Source: causal-conv1d, `causal_conv1d_bwd` (SiLU is computed again from the input).
+    saved_elements=lambda d: d["channels"],
+    backward_work_ratio=1.5,
 )
 # Qwen3.5-9B's, whole and of one rank of eight, and a small one to try.
 SWEPT = SweptSizes(

@@ -5,7 +5,7 @@ Source: Gated Delta Networks (Yang, Kautz, Hatamizadeh, 2025), equation 10.
 """
 
 from foretoken.domain.operators.spec.operator import Dim, Dims
-from foretoken.domain.operators.spec.recurrent import RecurrentWork, SweptSizes
+from foretoken.domain.operators.spec.recurrent import SCAN_CHUNK, RecurrentWork, SweptSizes
 from foretoken.domain.units import Quantity
 
 SIZES = (
@@ -29,10 +29,17 @@ def _token_elements(d: Dims) -> Quantity:
     return keys + 2 * d["num_v_heads"] * (d["head_v_dim"] + 1)
 
 
+def _saved_elements(d: Dims) -> Quantity:
+    keys = 2 * d["num_k_heads"] * d["head_k_dim"]
+    # Values, decay and strength; what solves a chunk for its tokens, a row a token and head.
+    return keys + d["num_v_heads"] * (d["head_v_dim"] + 2 + SCAN_CHUNK)
+
+
 WORK = RecurrentWork(
     token_flops=lambda d: STATE_FLOPS * _state(d),
     token_elements=_token_elements,
     state_elements=_state,
+    saved_elements=_saved_elements,
 )
 # Qwen3.5-9B's, whole and of one rank of eight, and a small one to try.
 SWEPT = SweptSizes(

@@ -5,7 +5,7 @@ Source: Kimi Linear (Moonshot AI, 2025), section 3.
 
 from foretoken.domain.operators.spec.gated_delta import STATE_FLOPS
 from foretoken.domain.operators.spec.operator import Dim, Dims
-from foretoken.domain.operators.spec.recurrent import RecurrentWork, SweptSizes
+from foretoken.domain.operators.spec.recurrent import SCAN_CHUNK, RecurrentWork, SweptSizes
 from foretoken.domain.units import Quantity
 
 SIZES = (
@@ -23,6 +23,8 @@ WORK = RecurrentWork(
     # Query, key, value, decay and output; the strength of each head.
     token_elements=lambda d: d["num_heads"] * (5 * d["head_dim"] + 1),
     state_elements=_state,
+    # Query, key, value and decay, the strength; two rows of a chunk's products a token and head.
+    saved_elements=lambda d: d["num_heads"] * (4 * d["head_dim"] + 1 + 2 * SCAN_CHUNK),
 )
 # Kimi-K3's, whole and of one rank of eight, and a small one to try.
 SWEPT = SweptSizes(

@@ -31,6 +31,8 @@ WORK = RecurrentWork(
     token_flops=lambda d: _STATE_FLOPS * _state(d),
     token_elements=_token_elements,
     state_elements=_state,
+    # Input, step and output of each head, B and C; states are computed again.
+    saved_elements=_token_elements,
 )
 # Nemotron 3 Nano's, whole and of one rank of eight, and a small one to try.
 SWEPT = SweptSizes(

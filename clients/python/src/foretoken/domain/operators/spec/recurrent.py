@@ -20,8 +20,13 @@ from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
 STATE_BYTES = 4
-# Tokens that a chunk of a scan takes at once. Source: flash-linear-attention, `chunk_size`.
-_CHUNK = 64
+# Of a scan in chunks: the gradients of both factors of its products, and its states computed again.
+# Source: flash-linear-attention, `ops/gated_delta_rule/chunk.py` and `ops/kda/chunk.py` (backward:
+# `recompute_w_u_fwd`, `chunk_gated_delta_rule_fwd_h`); mamba, `ops/triton/ssd_combined.py`
+# (`_mamba_chunk_scan_combined_bwd`: `_chunk_state_fwd`, `_state_passing_fwd`).
+SCAN_BACKWARD_RATIO = 3.0
+# Tokens of a chunk whose products with each other are kept. Source: as above, `chunk_size`.
+SCAN_CHUNK = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +36,17 @@ class RecurrentWork:
     `token_flops` are those of the recurrence itself, the least there are; `token_elements` the
     values read and written in the row's format; `state_elements` those of the state, each of
     `state_bytes`, or in the row's format where that is None; `num_weights` are read once.
+    `saved_elements` of a token are kept for the backward pass, whose work is `backward_work_ratio`
+    times as much.
     """
 
     token_flops: Callable[[Dims], Quantity]
     token_elements: Callable[[Dims], Quantity]
     state_elements: Callable[[Dims], Quantity]
     state_bytes: int | None = STATE_BYTES
-    num_weights: Callable[[Dims], Quantity] = lambda d: 0 * d["num_seqs"]
+    num_weights: Callable[[Dims], Quantity] = lambda _: 0
+    saved_elements: Callable[[Dims], Quantity]
+    backward_work_ratio: float = SCAN_BACKWARD_RATIO
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,20 +83,14 @@ def recurrent_operator(
         state = num_passes * d["num_seqs"] * work.state_elements(d)
         return elements * element_bytes + state * state_bytes
 
-    def mean_length(d: Dims, _num_sms: int) -> Quantity:
-        return d["num_tokens"] / d["num_seqs"]
-
-    def num_chunks(d: Dims) -> Quantity:
-        return ceil_divide(d["num_tokens"] / d["num_seqs"], _CHUNK)
-
     costs: Mapping[str, FeatureFormula] = {
         "sequences": lambda d, _: d["num_seqs"],
         "tokens": lambda d, _: d["num_tokens"],
-        "length": mean_length,
-        "chain": lambda d, _: num_chunks(d),
+        "length": _mean_length,
+        "chain": lambda d, _: _num_chunks(d),
         "token_elements": lambda d, _: d["num_tokens"] * work.token_elements(d),
         "state": lambda d, _: d["num_seqs"] * work.state_elements(d),
-        "chunk_states": lambda d, _: d["num_seqs"] * num_chunks(d) * work.state_elements(d),
+        "chunk_states": lambda d, _: d["num_seqs"] * _num_chunks(d) * work.state_elements(d),
         "token_states": lambda d, _: d["num_tokens"] * work.state_elements(d),
     }
     return OperatorSpec(
@@ -102,7 +105,7 @@ def recurrent_operator(
         flops=lambda d, _: d["num_tokens"] * work.token_flops(d),
         moved_bytes=moved_bytes,
         features={
-            "length_mean": mean_length,
+            "length_mean": _mean_length,
             "tokens_per_sm": lambda d, num_sms: d["num_tokens"] / num_sms,
             "states_per_sm": lambda d, num_sms: (
                 d["num_seqs"] * work.state_elements(d) / 2**14 / num_sms
@@ -111,10 +114,21 @@ def recurrent_operator(
         costs=costs,
         axes={
             "num_seqs": lambda d, _: d["num_seqs"],
-            "length_mean": mean_length,
+            "length_mean": _mean_length,
             **dim_axes(*(dim.name for dim in sizes)),
         },
         relations=(Relation("num_seqs", "num_tokens"),),
         sweep=lambda quick: swept.sweep(quick, is_decode=is_decode),
         num_weights=work.num_weights,
+        # A decoded token is not trained on.
+        backward_work_ratio=0.0 if is_decode else work.backward_work_ratio,
+        saved_elements=lambda d: (not is_decode) * d["num_tokens"] * work.saved_elements(d),
     )
+
+
+def _mean_length(d: Dims, _num_sms: int) -> Quantity:
+    return d["num_tokens"] / d["num_seqs"]
+
+
+def _num_chunks(d: Dims) -> Quantity:
+    return ceil_divide(d["num_tokens"] / d["num_seqs"], SCAN_CHUNK)

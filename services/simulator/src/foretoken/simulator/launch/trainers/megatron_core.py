@@ -83,6 +83,9 @@ def refuse_model(scenario: TrainingScenario, refusals: Refusals) -> None:
     """Note what of a model Megatron-LM does not have."""
     model = scenario.model
     refusals.add_if(
+        bool(model.layers), "model.layers", "files are written for layers that are alike"
+    )
+    refusals.add_if(
         model.has_parallel_residual,
         "model.has_parallel_residual",
         "attention and MLP follow each other",

@@ -100,9 +100,10 @@ def judge_by_simulator(request: TrainingSearchRequest) -> SimulatorVerdicts:
     """
     model = request.scenario.model
     points = list_points(resolve_space(request).source, request.space)
-    if model.moe is not None or model.mla is not None:
+    if model.moe is not None or model.mla is not None or model.layers:
         raise InvalidRequestError.of_field(
-            "model", "InternEvo's simulator has no formula for experts or latent attention"
+            "model",
+            "InternEvo's simulator has no formula for experts, latent attention or patterns",
         )
     if model.num_kv_heads % 2 or np.any(points.num_devices % 2):
         raise InvalidRequestError.of_field(

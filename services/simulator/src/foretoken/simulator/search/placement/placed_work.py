@@ -15,7 +15,12 @@ from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.placement.cluster import NodeKind, Pipeline
 from foretoken.simulator.search.placement.columns import PlacedStrategies
-from foretoken.simulator.search.placement.layer_kind import FIRST_KIND, LAST_KIND, NUM_KINDS
+from foretoken.simulator.search.placement.layer_kind import (
+    FIRST_KIND,
+    LAST_KIND,
+    NUM_KINDS,
+    list_layer_kinds,
+)
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
 from foretoken.simulator.search.training.device_work import DeviceWork, TimedPasses
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
@@ -72,7 +77,7 @@ class KindWork:
     def lines(self) -> tuple[Floats, Floats]:
         """The constants and the layers of `CutCosts`: (strategy, position), (strategy, kind)."""
         model = self.device.strategies.base.model
-        num_first = model.moe.num_dense_layers if model.moe else 0
+        num_first = int((list_layer_kinds(model) == FIRST_KIND).sum())
         last = [_chunk(at, model.num_layers, model.num_layers - num_first) for at in range(3)]
         first = _chunk(BETWEEN, num_first, num_first) if num_first else last[BETWEEN]
         timed = self.time_passes([kind for pair in (*last, first) for kind in pair])
@@ -108,7 +113,7 @@ def _chunk(position: int, stop: int, most: int) -> tuple[ChunkKind, ChunkKind]:
             receives_gradient=position != LAST,
             has_copy=position == LAST,
             # Of one type of layers alone: the first have another number than the last.
-            num_first=num_layers if stop == most else 0,
+            alike=(0,) * num_layers if stop == most else (1,) * num_layers,
             layers=range(stop - num_layers, stop),
         )
 

@@ -11,6 +11,7 @@ the stages and their chunks divide).
 
 import numpy as np
 
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.training_search import OVERLAPS, WEIGHT_PARALLELS
 from foretoken.simulator.grid import Flags
 from foretoken.simulator.search.training.space import StrategySpace
@@ -96,7 +97,7 @@ def _repeats_overlap(strategies: Strategies, space: StrategySpace) -> Flags:
     known = [code for (code,) in space.rows_of("overlap")]
     is_whole = (strategies.tp == 1) & (strategies.cp == 1)
     repeats: Flags = is_whole & (strategies.dp == 1) & (strategies.overlap > min(known))
-    if _DATA in known and strategies.source.scenario.model.moe is None:
+    if _DATA in known and not stack_of(strategies.source.scenario.model).experts:
         repeats |= is_whole & (strategies.overlap == _ALL)
     return repeats
 

@@ -1,10 +1,12 @@
 """The kinds of chunks that a model is cut into: of very many chunks few differ in what they run."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.stack import stack_of
 from foretoken.simulator.steps.chunk_placement import ChunkPlaces
 from foretoken.simulator.steps.program import covered_layers
 
@@ -15,7 +17,7 @@ class ChunkKind:
 
     `layers` are those of one chunk of the kind. It gets its input, and the gradient of its output,
     from another rank if it `receives_` them. `has_copy` is of a tied head away from the embedding,
-    which is a copy. `num_first` layers are of the first type, where a model has two.
+    which is a copy. `layers` are equal by number in `alike` where they are alike.
     """
 
     has_embedding: bool
@@ -23,14 +25,14 @@ class ChunkKind:
     receives_input: bool
     receives_gradient: bool
     has_copy: bool
-    num_first: int
+    alike: tuple[int, ...]
     layers: range
 
     @property
     def pass_key(self) -> tuple[int, ...]:
         """What the times of its passes depend on."""
         ends = (self.has_embedding, self.has_head, self.receives_input, self.receives_gradient)
-        return (*map(int, ends), self.num_first, len(self.layers))
+        return (*map(int, ends), *self.alike)
 
     def has_outside(self, node: OperatorNode, *, is_forward: bool) -> bool:
         """Tell whether a pass of the kind runs an operator outside of layers."""
@@ -66,10 +68,20 @@ class ChunkCut:
         return [tuple(self.kind_of_chunk[chunk] for chunk in chunks) for chunks in ranks]
 
 
+@lru_cache(maxsize=64)
+def number_layers(model: ModelArchitecture) -> tuple[int, ...]:
+    """Return the number of each layer, counted from 0, equal for those of the same two halves."""
+    numbers: dict[Hashable, int] = {}
+    return tuple(
+        numbers.setdefault((layer.mixer, layer.feed_forward), len(numbers))
+        for layer in stack_of(model).layers
+    )
+
+
 def cut_model(model: ModelArchitecture, layers: Sequence[int], places: ChunkPlaces) -> ChunkCut:
     """Return a model in chunks of so many layers, where a schedule puts them."""
-    num_first = model.moe.num_dense_layers if model.moe else model.num_layers
-    kinds: dict[tuple[int, ...], tuple[int, ChunkKind]] = {}
+    alike = number_layers(model)
+    kinds: dict[Hashable, tuple[int, ChunkKind]] = {}
     of_chunk, start, last = [], 0, len(layers) - 1
     for chunk, count in enumerate(layers):
         kind = ChunkKind(
@@ -79,7 +91,7 @@ def cut_model(model: ModelArchitecture, layers: Sequence[int], places: ChunkPlac
             receives_gradient=chunk in places.peers,
             # A rank with the first chunk and the last has one table.
             has_copy=chunk > 0 and not places.is_folded,
-            num_first=max(0, min(num_first, start + count) - start),
+            alike=alike[start : start + count],
             layers=range(start, start + count),
         )
         number, _ = kinds.setdefault(kind.pass_key, (len(kinds), kind))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
@@ -140,7 +141,7 @@ class DeviceWork:
         keys = [self._weight_of_shape[shape], rows.state_stage[some], rows.shards[some]]
         keys += [rows.tp[some], rows.weight_parts[some], rows.replicas[some], rows.ep[some]]
         keys += [self.hides[some], self.gathers_early[some], is_again, is_copied]
-        if self._scenario.model.moe is not None:
+        if stack_of(self._scenario.model).experts:
             keys += [rows.cp[some], rows.dp[some]]
         first, number = number_rows([np.asarray(key, dtype=np.int64) for key in keys])
         known: dict[tuple[int, bool], Nodes] = {}

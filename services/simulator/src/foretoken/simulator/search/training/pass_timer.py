@@ -339,7 +339,7 @@ def _signature(nodes: Nodes) -> tuple[object, ...]:
         (
             *(node.role, node.operator, node.group, node.axis, node.section, node.share),
             *(node.overlap, node.overlaps_with),
-            *(node.repeat, node.first_layer, node.layer_stride),
+            *(node.repeat, node.first_layer, node.layer_stride, node.places),
         )
         for node in nodes
     )

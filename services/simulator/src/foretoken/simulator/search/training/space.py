@@ -18,6 +18,7 @@ from math import prod
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import (
@@ -188,7 +189,8 @@ def _powers_of_two(most: int) -> list[int]:
 
 
 def _tp_degrees(scenario: TrainingScenario, room: int) -> list[int]:
-    return [tp for tp in _powers_of_two(room) if scenario.model.num_heads % tp == 0]
+    heads = stack_of(scenario.model).split_heads
+    return [tp for tp in _powers_of_two(room) if all(num_heads % tp == 0 for num_heads in heads)]
 
 
 def _pp_degrees(scenario: TrainingScenario, num_devices: Sequence[int]) -> list[int]:
@@ -201,10 +203,12 @@ def _cp_degrees(scenario: TrainingScenario) -> list[int]:
 
 
 def _ep_degrees(scenario: TrainingScenario) -> list[int]:
-    moe = scenario.model.moe
-    if moe is None:
-        return [1]
-    return [ep for ep in _powers_of_two(moe.num_experts) if moe.num_experts % ep == 0]
+    counts = {part["num_experts"] for part in stack_of(scenario.model).experts}
+    return [
+        ep
+        for ep in _powers_of_two(max(counts, default=1))
+        if all(num_experts % ep == 0 for num_experts in counts)
+    ]
 
 
 def _pipelines(
@@ -245,7 +249,7 @@ def _weight_splits(
     """Return combinations of sequence parallelism, weight parallelism and its degree."""
     is_open = not space.sequence_parallel
     forms = space.weight_parallel or (
-        WEIGHT_PARALLELS if scenario.model.moe is None else WEIGHT_PARALLELS[:-1]
+        WEIGHT_PARALLELS[:-1] if stack_of(scenario.model).experts else WEIGHT_PARALLELS
     )
     rows: list[tuple[int, ...]] = []
     for form in forms:

@@ -20,13 +20,18 @@ from foretoken.domain.requests.scenario import TrainingScenario
 # Roles that read what an earlier operator of the layer has saved already, the nearest first.
 _SHARED_INPUTS: Mapping[str, tuple[str, ...]] = {
     "shared_up_proj": ("moe_router",),
+    "moe_latent_down_proj": ("moe_router",),
+    "attn_down_proj": ("attn_gate_proj",),
+    "recurrent_gate_down_proj": ("recurrent_in_proj",),
+    "index_key_proj": ("attn_down_proj", "attn_qkv_proj"),
+    "index_query_proj": ("attn_q_proj",),
 }
 # What a fused gated activation keeps of its input, over what its two kernels keep apart: gate and
 # up projection, against these and the activated gate.
 _SEPARATE_GATE_RATIO = 1.5
 _VALUES, _SOFTMAX, _DROPOUT = "attn_values", "attn_softmax", "attn_dropout"
 _NORMS = ("rms_norm", "layer_norm")
-_ATTENTION = ("attention_prefill", "mla_prefill")
+_ATTENTION = ("attention_prefill", "attention_prefill_window", "mla_prefill")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +143,9 @@ def _input_bytes(
         # Every rank keeps its own keys and values, whoever's it has attended to.
         return 0
     elements = int(find_operator(node.operator).saved_elements(node.dims))
+    if node.operator == "batched_gemm" and node.num_weights:
+        # Of a product of weights by head the other factor alone is kept.
+        elements -= int(node.num_weights) // node.repeat
     if f"{node.role}_input_all_gather" in roles and not keeps_gathered_input(scenario):
         # The backward pass gathers it again. Source: Megatron-LM, tensor_parallel/layers.py.
         elements //= scenario.layout.tp

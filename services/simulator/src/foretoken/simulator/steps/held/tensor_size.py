@@ -60,6 +60,7 @@ _READ: Mapping[str, _Elements] = {
     "rope": _rotated,
     "causal_softmax": _scores,
     "attention_prefill": _attention_input,
+    "attention_prefill_window": _attention_input,
     "mla_prefill": _latent_attention_input,
     "moe_unpermute": lambda d: d["num_tokens"] * d["top_k"] * d["hidden"],
 }
@@ -70,6 +71,7 @@ _WRITTEN: Mapping[str, _Elements] = {
     "rope": _rotated,
     "causal_softmax": _scores,
     "attention_prefill": lambda d: d["q_tokens"] * d["num_heads"] * d["head_dim"],
+    "attention_prefill_window": lambda d: d["q_tokens"] * d["num_heads"] * d["head_dim"],
     "mla_prefill": lambda d: d["q_tokens"] * d["num_heads"] * d["v_head_dim"],
     "moe_permute": lambda d: d["num_tokens"] * d["top_k"] * d["hidden"],
 }

@@ -84,7 +84,9 @@ class KindSpec:
 
     `weights` returns what one layer has, in any order. `state` returns what a rank of `tp` keeps of
     a request. `approximated` says what is not as it runs, and why; nothing where nothing is.
-    `has_backward` is whether every operator it is lowered to has a backward pass.
+    `backward` says what its backward pass is and whose; empty where it has none, and `untrained`
+    then why. `whole_sequences` says why ranks cannot split a sequence between them; empty where
+    they can.
     `lower` yields the operators of the layers a builder is for; of parts that differ in `varying`
     alone it gets all, with the layers of each. `split_heads` names dimensions that tensor
     parallelism must divide, `rotary_dim` returns the features of a head that turn with the
@@ -107,7 +109,9 @@ class KindSpec:
     split_heads: tuple[str, ...] = ()
     rotary_dim: Callable[[Dims], int] = lambda _: 0
     approximated: str = ""
-    has_backward: bool = False
+    backward: str = ""
+    untrained: str = ""
+    whole_sequences: str = ""
     varying: tuple[str, ...] = ()
     matrices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

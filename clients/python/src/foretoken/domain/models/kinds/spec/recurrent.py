@@ -6,8 +6,13 @@ CONV_KERNEL = KindDim("conv_kernel", "tokens that the convolution sees", 4, mini
 STATE_BYTES = KindDim("state_bytes", "bytes of a number of the state", 4, minimum=1)
 APPROXIMATED = (
     "a cached prefix is taken to have its state too, which engines keep at the ends"
-    " of some blocks; the gate of the output takes no time of its own"
+    " of some blocks; the served gate of the output takes no time of its own"
 )
+BACKWARD = (
+    "flash-linear-attention and mamba (their states computed again, three times the work of the"
+    " scan); causal-conv1d"
+)
+WHOLE_SEQUENCES = "a recurrent state goes from one piece of a sequence to the next"
 # A convolution keeps its last inputs in 16 bits.
 _INPUT_BYTES = 2
 
