@@ -131,7 +131,8 @@ def _embedding(builder: NodeBuilder) -> Iterator[OperatorNode]:
     model, tokens = builder.model, builder.shape.num_tokens
     section = Section.EMBEDDING
     dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.vocab}
-    yield builder.node("embedding", section, "embedding", dims, Partition.VOCAB)
+    node = builder.node("embedding", section, "embedding", dims, Partition.VOCAB)
+    yield dataclasses.replace(node, weight_bits=builder.quantization.embedding.bits)
     if model.position == "learned":
         dims = {"num_tokens": tokens, "hidden": model.hidden, "vocab": model.max_position}
         yield builder.node("position_embedding", section, "embedding", dims)
@@ -202,8 +203,10 @@ def _head(builder: NodeBuilder) -> Iterator[OperatorNode]:
         yield builder.node("final_copy", section, "copy", dims)
     yield builder.norm("final_norm", section, builder.shape.num_tokens)
     dims = {"m": rows, "n": model.vocab, "k": model.hidden}
+    is_tied, stored = model.has_tied_embedding, builder.quantization
     head = builder.node("lm_head", section, "gemm", dims, Partition.COLUMN)
-    yield dataclasses.replace(head, shares_weights=model.has_tied_embedding)
+    head = builder.stored(head, stored.embedding if is_tied else stored.head)
+    yield dataclasses.replace(head, shares_weights=is_tied)
     if builder.options.has_sampler:
         dims = {"num_seqs": rows, "vocab": model.vocab}
         yield builder.node("sampler", section, "sampler", dims)

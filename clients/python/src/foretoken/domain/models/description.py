@@ -8,7 +8,7 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.kind import Place, RequestState, find_kind
 from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.models.parameters import ParameterCount, PartCount, count_parameters
-from foretoken.domain.models.quantization import find_quantization
+from foretoken.domain.models.quantization import Quantization, StoredWeight, find_quantization
 from foretoken.domain.models.stack import stack_of, state_of
 
 _BITS = 16
@@ -63,7 +63,10 @@ class ModelFigures:
 def describe_model(model: ModelArchitecture) -> ModelFigures:
     """Return the figures of a model as its checkpoint is stored, whole, on one device."""
     count, kv_dtype = count_parameters(model), model.kv_dtype or DType.BF16
-    parts = (*_trunk(count), *(_figures(part, model, kv_dtype) for part in count.parts))
+    parts = (
+        *_trunk(count, find_quantization(model.quantization)),
+        *(_figures(part, model, kv_dtype) for part in count.parts),
+    )
     without = count.active_total - count.embedding
     return ModelFigures(
         name=model.name,
@@ -91,17 +94,21 @@ def describe_model(model: ModelArchitecture) -> ModelFigures:
     )
 
 
-def _trunk(count: ParameterCount) -> Iterator[PartFigures]:
-    named = {"embedding": count.embedding, "head": count.lm_head}
-    named["norms"] = count.norms + count.final_norm
-    for name, number in named.items():
+def _trunk(count: ParameterCount, quantization: Quantization) -> Iterator[PartFigures]:
+    norms = count.norms + count.final_norm
+    for name, number, weight in (
+        ("embedding", count.embedding, quantization.embedding),
+        ("head", count.lm_head, quantization.head),
+        ("norms", norms, StoredWeight()),
+    ):
         yield PartFigures(
             part=name,
             num_layers=1,
             sizes="",
             num_parameters=number,
             num_active=number,
-            num_bytes=number * _BITS / 8,
+            num_bytes=number * (weight.bits or _BITS) / 8,
+            stored=f"{name} {weight.bits:.4g} bit" if weight.bits and number else "",
         )
 
 

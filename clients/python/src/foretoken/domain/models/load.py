@@ -1,4 +1,7 @@
-"""Find a model by preset name, by Hugging Face repository, in a file, or in a file's text."""
+"""Find a model by preset name, by Hugging Face repository, in a file, or in a file's text.
+
+Files are a `config.json` or a GGUF file.
+"""
 
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -7,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.models.gguf_config import load_gguf
 from foretoken.domain.models.hf_config import architecture_of_hf_config, load_hf_config
 from foretoken.domain.text_file import is_there, parse_json
 
@@ -15,6 +19,7 @@ ModelName = ModelArchitecture | str | Path
 # The default of a `ModelField`, which is none: checkers know what a field takes only where it is
 # given something.
 REQUIRED: Any = MISSING
+_GGUF = ".gguf"
 
 if TYPE_CHECKING:
 
@@ -45,8 +50,9 @@ def settle_model(request: object, field: str = "model") -> None:
 
 
 def load_model(name: str | Path) -> ModelArchitecture:
-    """Return a preset by name or alias, else the model of a `config.json` or of its folder.
+    """Return a preset by name or alias, else the model of a file or folder.
 
+    Files are a `config.json` and a GGUF file, folders those of a `config.json`.
     A preset wins over a folder of the same name; `./name` is always the folder. The text of a
     `config.json` is the model it describes.
 
@@ -56,7 +62,7 @@ def load_model(name: str | Path) -> ModelArchitecture:
 
     """
     if isinstance(name, Path):
-        return load_hf_config(name)
+        return _load_file(name)
     if name.lstrip().startswith("{"):
         config = parse_json(name, "model")
         # A JSON text that begins so is an object.
@@ -66,10 +72,14 @@ def load_model(name: str | Path) -> ModelArchitecture:
     except UnknownModelError:
         path = Path(name)
         if is_there(path):
-            return load_hf_config(path)
-        if path.suffix == ".json":
+            return _load_file(path)
+        if path.suffix in (".json", _GGUF):
             raise InvalidRequestError.of_field("model", f"there is no file {path}") from None
         raise
+
+
+def _load_file(path: Path) -> ModelArchitecture:
+    return load_gguf(path) if path.suffix == _GGUF else load_hf_config(path)
 
 
 def _name_in(config: Mapping[str, object]) -> str:

@@ -3,13 +3,15 @@
 A scheme goes by the name of its rows in the catalog. Checkpoints that store parts of a layer in
 several name the part of each, `attention=fp8+experts=nvfp4`, and leave the others as they are.
 Embedding, router, norms and the head stay in the model's own format under all of them, as the
-engines load such checkpoints.
+engines load such checkpoints; but weights alone in so many bits (`wo4.5bit`), as GGUF files have
+them, may be those of embedding and head too.
 Source: vLLM 0.19, `model_executor/layers/quantization`; TensorRT-LLM's modes as AIConfigurator's
 tables name them.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
@@ -45,6 +47,8 @@ class Quantization:
     experts: StoredWeight = StoredWeight()
     latent: StoredWeight | None = None
     recurrent: StoredWeight | None = None
+    embedding: StoredWeight = StoredWeight()
+    head: StoredWeight = StoredWeight()
 
     def weight_of(self, part: str) -> StoredWeight:
         """Return how a part is stored, one of `PARTS`."""
@@ -126,7 +130,14 @@ _SCHEMES: Mapping[str, Quantization] = MappingProxyType(
 
 
 # Parts of a layer that checkpoints store in schemes of their own: fields of a `Quantization`.
-PARTS = ("attention", "latent", "recurrent", "mlp", "shared_experts", "experts")
+PARTS = (
+    *("attention", "latent", "recurrent", "mlp", "shared_experts", "experts"),
+    *("embedding", "head"),
+)
+# Weights alone, in so many bits with their scales; they are multiplied as the nearest measured
+# scheme that is not narrower in whole bits.
+_WEIGHT_ONLY = re.compile(r"wo(\d{1,2}(?:\.\d{1,4})?)bit")
+_INT4_MOST_BITS = 5.0
 _ALL_PARTS = ""
 # What a user says to run a quantised checkpoint's model in its own 16 bits.
 UNQUANTIZED = "none"
@@ -148,10 +159,7 @@ def find_quantization(name: str) -> Quantization:
     """
     if name in ("", UNQUANTIZED):
         return Quantization()
-    schemes = {
-        part: UnknownPluginError.look_up(scheme, _SCHEMES, "quantization", "quantisation")
-        for part, scheme in _split_parts(name).items()
-    }
+    schemes = {part: _find_scheme(scheme) for part, scheme in _split_parts(name).items()}
     if _ALL_PARTS in schemes:
         return schemes[_ALL_PARTS]
     stored = {part: scheme.weight_of(part) for part, scheme in schemes.items()}
@@ -160,6 +168,21 @@ def find_quantization(name: str) -> Quantization:
             problem = f"{name!r}: that scheme leaves {part} as they are"
             raise InvalidRequestError.of_field("quantization", problem)
     return Quantization(**stored)
+
+
+def name_weight_only(bits: float) -> str:
+    """Return the scheme of weights alone that take so many bits each."""
+    return f"wo{round(bits, 4):g}bit"
+
+
+def _find_scheme(name: str) -> Quantization:
+    match = _WEIGHT_ONLY.fullmatch(name)
+    if match is None:
+        return UnknownPluginError.look_up(name, _SCHEMES, "quantization", "quantisation")
+    bits = float(match[1])
+    variant = "int4_wo" if bits < _INT4_MOST_BITS else "int8_wo"
+    weight = StoredWeight(variant=variant, bits=bits)
+    return replace(_stored(weight), embedding=weight, head=weight)
 
 
 def join_parts(schemes: Mapping[str, str]) -> str:
@@ -175,7 +198,7 @@ def join_parts(schemes: Mapping[str, str]) -> str:
     stored = find_quantization(name)
     # Checkpoints whose parts are stored as one scheme does are known by its name.
     for one in dict.fromkeys(named.values()):
-        if all(_SCHEMES[one].weight_of(part) == stored.weight_of(part) for part in schemes):
+        if all(_find_scheme(one).weight_of(part) == stored.weight_of(part) for part in schemes):
             return one
     return name
 

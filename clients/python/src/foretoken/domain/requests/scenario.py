@@ -36,7 +36,7 @@ class ServingScenario:
     model: ModelField = field(
         default=REQUIRED,
         metadata=describe(
-            "a preset, or the path of a Hugging Face `config.json`", example="llama-3-8b"
+            "a preset, or the path of a `config.json` or a GGUF file", example="llama-3-8b"
         ),
     )
     device: str = field(metadata=describe("`foretoken list devices`", example="h100_sxm"))
@@ -163,7 +163,7 @@ class TrainingScenario:
     model: ModelField = field(
         default=REQUIRED,
         metadata=describe(
-            "a preset, or the path of a Hugging Face `config.json`", example="llama-2-7b"
+            "a preset, or the path of a `config.json` or a GGUF file", example="llama-2-7b"
         ),
     )
     device: str = field(metadata=describe("`foretoken list devices`", example="a100_sxm_80"))

@@ -86,7 +86,7 @@ def topologies(context: typer.Context) -> None:
 
 @app.command()
 def models(context: typer.Context) -> None:
-    """List the model presets. A Hugging Face `config.json` works wherever a name does."""
+    """List the model presets. A `config.json` or a GGUF file works wherever a name does."""
     rows = [
         (
             model.name,

@@ -43,7 +43,8 @@ class StrategyOptions:
     """What is trained, on what and how. Options change what the scenario file says."""
 
     model: str = option(
-        "", "Model: a preset (`foretoken list models`) or the path of a Hugging Face `config.json`."
+        "",
+        "Model: a preset (`foretoken list models`), or the path of a `config.json` or GGUF file.",
     )
     device: str = option("", "Device: see `foretoken list devices`.")
     layout: str = option("", "Degrees of parallelism: `tp=2,pp=4,dp=2,cp=1,ep=1`.")

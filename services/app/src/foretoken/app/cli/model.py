@@ -17,7 +17,9 @@ _LEAST = 0.01
 
 def model(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="A preset, a `config.json`, or the folder of one.")],
+    name: Annotated[
+        str, typer.Argument(help="A preset, a `config.json`, its folder, or a GGUF file.")
+    ],
 ) -> None:
     """Show a model: layers by kind, parameters, bytes as stored, and what a request keeps."""
     figures = describe_model(load_model(name))

@@ -71,7 +71,7 @@ class InternEvoOptions:
     )
     model: str = option(
         "internlm2-7b",
-        "Model: see `foretoken list models`, or the path of a Hugging Face `config.json`.",
+        "Model: see `foretoken list models`, or the path of a `config.json` or a GGUF file.",
     )
     device: str = option("a100_sxm_80", "Device: see `foretoken list devices`.", syntax="device")
     sequence_length: int = option(

@@ -57,7 +57,7 @@ class QuestionOptions:
 
     model: str = option(
         "",
-        "Model: a preset (`foretoken list models`) or the path of a Hugging Face `config.json`.",
+        "Model: a preset (`foretoken list models`) or the path of a `config.json` or a GGUF file.",
         group=_ASKED,
     )
     isl: int | None = option(

@@ -77,7 +77,7 @@ class QuestionOptions:
 
     model: str = option(
         "",
-        "Model: a preset (`foretoken list models`) or the path of a Hugging Face `config.json`.",
+        "Model: a preset (`foretoken list models`) or the path of a `config.json` or a GGUF file.",
         group=_ASKED,
     )
     global_batch_tokens: str = option(
