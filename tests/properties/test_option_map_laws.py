@@ -51,6 +51,7 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         expert_exchange=draw(st.sampled_from(exchanges)),
         has_expert_balancing=draw(st.booleans()),
         num_redundant_experts=draw(st.integers(0, 64)),
+        two_batch_tokens=draw(st.sampled_from([0, 2])),
         role=draw(st.sampled_from(["aggregated", "prefill", "decode"])),
         max_loras=max_loras,
         num_loras=max_loras + draw(st.integers(0, 8)) if max_loras else 0,

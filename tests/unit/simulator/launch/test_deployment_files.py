@@ -69,6 +69,7 @@ _WIDE = dataclasses.replace(
             "expert_exchange": "deepep_low_latency",
             "has_expert_balancing": "true",
             "num_redundant_experts": "16",
+            "two_batch_tokens": "32",
         },
     ),
 )
@@ -79,7 +80,7 @@ _OPTIONS: Mapping[str, str] = {
     "vllm": """
         host port dtype tensor-parallel-size pipeline-parallel-size data-parallel-size
         enable-expert-parallel max-model-len max-num-seqs max-num-batched-tokens
-        all2all-backend enable-eplb eplb-config
+        all2all-backend enable-eplb eplb-config enable-dbo dbo-decode-token-threshold
         gpu-memory-utilization quantization kv-cache-dtype enable-prefix-caching
         no-enable-prefix-caching enforce-eager scheduling-policy speculative-config enable-lora
         max-loras max-cpu-loras max-lora-rank kv-transfer-config
@@ -91,6 +92,7 @@ _OPTIONS: Mapping[str, str] = {
     "sglang.launch_server": """
         model-path host port dtype tp-size pp-size dp-size enable-dp-attention ep-size
         moe-a2a-backend deepep-mode enable-eplb ep-num-redundant-experts
+        enable-two-batch-overlap
         context-length max-running-requests chunked-prefill-size enable-mixed-chunk
         mem-fraction-static quantization kv-cache-dtype disable-radix-cache disable-cuda-graph
         enable-priority-scheduling disaggregation-mode disaggregation-transfer-backend

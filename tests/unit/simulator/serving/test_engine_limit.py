@@ -28,6 +28,7 @@ from foretoken.simulator.serving.scenario_check import check_scenario
 _LAYERS = SpeculativeSpec(method="layers")
 _SPREAD = {"dp": 4, "ep": 4}
 _DEEPEP = {"expert_exchange": "deepep_low_latency"}
+_HALVES = {"two_batch_tokens": "32"}
 _EPLB = {"has_expert_balancing": "true", "num_redundant_experts": "4"}
 _POOLS = ClusterSpec(
     pools=(
@@ -67,6 +68,14 @@ def _scenario(
         ("vllm-0.8", _SPREAD, {"rules": _DEEPEP}, "engine.rules.expert_exchange"),
         ("vllm-0.8", _SPREAD, {"rules": _EPLB}, "engine.rules.has_expert_balancing"),
         ("sglang-0.5", {"tp": 4, "ep": 2}, {"rules": _DEEPEP}, "engine.rules.expert_exchange"),
+        ("trtllm-1.0", _SPREAD, {"rules": _DEEPEP | _HALVES}, "engine.rules.two_batch_tokens"),
+        ("vllm-0.20", _SPREAD, {"rules": _HALVES}, "engine.rules.two_batch_tokens"),
+        (
+            "sglang-0.5",
+            {"tp": 4, "ep": 4},
+            {"rules": _DEEPEP | _HALVES},
+            "engine.rules.two_batch_tokens",
+        ),
     ],
 )
 def test_what_an_engine_lacks_names_the_key_to_change(
@@ -91,7 +100,7 @@ def test_what_an_engine_lacks_names_the_key_to_change(
         # Data-parallel replicas need nothing of an engine.
         ("sarathi", {"tp": 2, "pp": 2, "dp": 4}, {"kv_dtype": DType.BF16}),
         ("trtllm-1.0", {"pp": 2}, {"kv_dtype": DType.INT8, "cluster": _POOLS}),
-        ("vllm-0.20", _SPREAD, {"rules": _DEEPEP | _EPLB}),
+        ("vllm-0.20", _SPREAD, {"rules": _DEEPEP | _EPLB | _HALVES}),
         ("sglang-0.5", _SPREAD, {"rules": _DEEPEP | _EPLB}),
     ],
 )

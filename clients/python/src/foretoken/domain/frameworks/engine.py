@@ -25,6 +25,7 @@ ENGINE_ASPECTS: Mapping[str, str] = {
     "lora": "lora",
     "expert_exchange": "engine.rules.expert_exchange",
     "expert_balancing": "engine.rules.has_expert_balancing",
+    "two_batch_overlap": "engine.rules.two_batch_tokens",
 }
 
 # How engines in lock step hand tokens to the ranks of their experts; see `parallelism/ep.py`.
@@ -41,7 +42,7 @@ class EngineCapabilities:
     over some of an engine's ranks. `mode` is `aggregated` or `disaggregated`, `kv_dtype` is `none`
     where the KV cache has the scenario's format, `speculation` is `none` or its method, and `lora`
     whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
-    `expert_exchange` and `expert_balancing` rules of the engine.
+    `expert_exchange`, `expert_balancing` and `two_batch_overlap` rules of the engine.
 
     `conflicts` are values there are, but not together. `source` says where this was looked up.
     """
@@ -130,7 +131,9 @@ class EngineProfile:
 
     Experts: engines in lock step hand tokens to them by `expert_exchange`, one of
     `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as their load says, with
-    `num_redundant_experts` copies of those with most of it.
+    `num_redundant_experts` copies of those with most of it. Engines in lock step with at least
+    `two_batch_tokens` (0: never) compute them in two halves, and hide the exchange of one half
+    behind the computation of the other.
 
     Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step, and
     `output_us` and `output_us_per_seq` to hand its tokens out; the device waits for what the
@@ -181,6 +184,7 @@ class EngineProfile:
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0
+    two_batch_tokens: int = 0
     host_us: float = 0.0
     host_us_per_seq: float = 0.0
     output_us: float = 0.0
@@ -278,6 +282,7 @@ _NOT_NEGATIVE = (
     "sampler_bytes_per_logit",
     "graph_bytes_ratio",
     "num_redundant_experts",
+    "two_batch_tokens",
 )
 _ALLOWED = {
     "admission": ("chunk", "prompt", "answer", "context", "share", "peak"),

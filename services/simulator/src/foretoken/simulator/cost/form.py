@@ -7,6 +7,7 @@ import numpy as np
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
 from foretoken.domain.measurements.estimate import LatencyColumns
+from foretoken.domain.units import ceil_divide
 from foretoken.simulator.cost import family
 from foretoken.simulator.cost.answer import (
     Answers,
@@ -19,7 +20,13 @@ from foretoken.simulator.cost.family import Axes
 from foretoken.simulator.cost.padding import LAUNCHES_PER_PIECEWISE_LAYER, padded_tokens
 from foretoken.simulator.cost.substitute import Substitute, find_folded
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
-from foretoken.simulator.grid import Floats
+from foretoken.simulator.cost.two_batches import (
+    computed_us,
+    count_halves,
+    split_transfers,
+    waiting_ratio,
+)
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.software_note import list_software_notes
 
 _BATCHES: Mapping[str, Callable[[Axes], BatchShape]] = {
@@ -58,8 +65,8 @@ class SurfaceForm:
         self._mixed_axes = chosen.pop("mixed", family.mixed_axes(limits))
         self._axes = chosen
         self._nodes = {
-            name: family.varying_nodes(_BATCHES[name](axes), spec.options, ranks)
-            for name, axes in self._axes.items()
+            name: family.varying_nodes(_BATCHES[name](self._parts(name)), spec.options, ranks)
+            for name in self._axes
         }
         self._mixed = find_mixed(self._nodes["decode"], self._mixed_axes)
 
@@ -85,8 +92,9 @@ class SurfaceForm:
         made = {
             name: Surface(axes=axes, values=_sum_nodes(self._nodes[name], groups, answer_of))
             for name, axes in self._axes.items()
-            if name != "batched"
+            if name not in ("batched", "group")
         }
+        made["tokens"].values[:] *= self._count_parts("tokens")
         token_counts = self._axes["tokens"][0]
         return LatencySurfaces(
             model_version=model_version,
@@ -97,7 +105,7 @@ class SurfaceForm:
             mixed=self._mixed_surface(answers, groups),
             prefill=made["prefill"],
             prefill_more=self._each_more(groups, answer_of),
-            group=made.get("group"),
+            group=self._group_surface(groups, made["tokens"], answer_of),
             decode_tokens=np.searchsorted(token_counts, self._decode_tokens),
             mixed_tokens=np.searchsorted(token_counts, self._mixed_tokens),
             floor_us=self._floor_us(),
@@ -121,6 +129,43 @@ class SurfaceForm:
         if self._spec.layout.dp > 1:
             axes["group"] = (np.unique(padded_tokens(limits.num_group_tokens, ())),)
         return axes
+
+    def _count_parts(self, name: str) -> Ints:
+        """Return in how many parts the engines compute the steps of a surface."""
+        num_engines = self._spec.layout.dp if name == "group" else 1
+        tokens_each = self._axes[name][0] / num_engines
+        return count_halves(tokens_each, self._spec.two_batch_tokens)
+
+    def _parts(self, name: str) -> Axes:
+        """Return the axes of the larger part of steps; attention is counted as in one."""
+        axes = self._axes[name]
+        if name not in ("tokens", "group"):
+            return axes
+        return (ceil_divide(axes[0], self._count_parts(name)),)
+
+    def _group_surface(
+        self,
+        groups: Sequence[str],
+        tokens: Surface,
+        answer_of: Callable[[OperatorNode], LatencyColumns | None],
+    ) -> Surface | None:
+        """Return what engines in lock step share, without transfers that computation hides."""
+        if "group" not in self._axes:
+            return None
+        axes, num_parts = self._axes["group"], self._count_parts("group")
+        sent, computed = split_transfers(self._nodes["group"])
+        sent_values, values = (
+            num_parts * _sum_nodes(nodes, groups, answer_of) for nodes in (sent, computed)
+        )
+        num_groups = len(groups)
+        beside_us = computed_us(tokens, groups, axes[0] / self._spec.layout.dp)
+        ratio = waiting_ratio(
+            sent_values[:, :num_groups].sum(axis=1),
+            values[:, :num_groups].sum(axis=1) + beside_us,
+            num_parts,
+            sum(node.repeat for node in sent[0]),
+        )
+        return Surface(axes=axes, values=values + sent_values * ratio[:, None])
 
     def _all_nodes(self) -> list[OperatorNode]:
         return [n for stages in self._nodes.values() for stage in stages for n in stage]
@@ -176,7 +221,8 @@ class SurfaceForm:
                 floor[:, 0, :captured] = LAUNCHES_PER_PIECEWISE_LAYER * layers[:, None]
         if spec.graphs.pads_mixed:
             floor[:, 1, :captured] = LAUNCHES_PER_PIECEWISE_LAYER * layers[:, None]
-        return floor * spec.launch_us
+        num_parts = count_halves(np.arange(limits.num_tokens + 1), spec.two_batch_tokens)
+        return floor * num_parts * spec.launch_us
 
 
 def _sum_nodes(

@@ -57,6 +57,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         max_num_seqs=engine.max_num_seqs,
         max_context=1 << max(max_context - 1, 1).bit_length(),
         rows_per_seq=_tokens_per_seq(scenario),
+        two_batch_tokens=engine.two_batch_tokens if engine_layout(scenario).dp > 1 else 0,
     )
 
 

@@ -16,7 +16,8 @@ class SurfaceSpec:
 
     `software` is the engine with its versions, whose measurements come first. `layout.dp` is above
     1 only where engines run in lock step and share experts. A sequence is sampled from at
-    `rows_per_seq` of its tokens at most.
+    `rows_per_seq` of its tokens at most. Engines in lock step compute steps of `two_batch_tokens`
+    each (0: none) in two halves.
     """
 
     model: ModelArchitecture
@@ -34,6 +35,7 @@ class SurfaceSpec:
     max_num_seqs: int
     max_context: int
     rows_per_seq: int = 1
+    two_batch_tokens: int = 0
 
     @property
     def limits(self) -> StepLimits:

@@ -37,6 +37,7 @@ _RULES = (
     "expert_exchange",
     "has_expert_balancing",
     "num_redundant_experts",
+    "two_batch_tokens",
 )
 _LAYOUT = ("tp", "pp", "dp", "ep", "attention_dp")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
@@ -105,6 +106,7 @@ class ServedOptions:
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0
+    two_batch_tokens: int = 0
     role: str = "aggregated"
     max_loras: int = 0
     num_loras: int = 0

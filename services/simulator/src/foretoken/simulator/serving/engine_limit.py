@@ -84,4 +84,5 @@ def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
         "lora": replica.lora is not None,
         "expert_exchange": engine.expert_exchange,
         "expert_balancing": engine.has_expert_balancing,
+        "two_batch_overlap": engine.two_batch_tokens > 0,
     }

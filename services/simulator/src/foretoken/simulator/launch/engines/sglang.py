@@ -53,6 +53,8 @@ _EXCHANGES = {
     "deepep_normal": ("deepep", "normal"),
     "deepep_low_latency": ("deepep", "low_latency"),
 }
+# It splits whatever can be split.
+_FEWEST_HALVES = 2
 # Adapters in a batch where the option is left out. Source: the option's own help.
 _MAX_LORAS = 8
 # The newest of the releases that the profile was read from.
@@ -181,6 +183,13 @@ class SglangEngine(ServingEngine):
             ),
             switch("has_expert_balancing", "enable-eplb"),
             value("num_redundant_experts", "ep-num-redundant-experts", default=0),
+            Link(
+                flags=("enable-two-batch-overlap",),
+                write=lambda it: {"enable-two-batch-overlap": it.two_batch_tokens > 0},
+                read=lambda options: {
+                    "two_batch_tokens": _FEWEST_HALVES * ("enable-two-batch-overlap" in options)
+                },
+            ),
             value("max_tokens", "context-length"),
             value("max_num_seqs", "max-running-requests"),
             value("max_num_batched_tokens", "chunked-prefill-size"),

@@ -58,6 +58,8 @@ _EXCHANGES = {
     "deepep_normal": "deepep_high_throughput",
     "deepep_low_latency": "deepep_low_latency",
 }
+# Source: `dbo_decode_token_threshold` of `vllm/config/parallel.py`.
+_TWO_BATCH_TOKENS = 32
 # Source: `max_lora_rank` of `vllm/config/lora.py`.
 _LORA_RANK = 16
 
@@ -82,6 +84,16 @@ def _write_copies(served: ServedOptions) -> Options:
 def _read_copies(options: Options) -> Fields:
     settings = json.loads(options.get("eplb-config", "{}"))
     return {"num_redundant_experts": int(settings.get("num_redundant_experts", 0))}
+
+
+def _write_halves(served: ServedOptions) -> Options:
+    least = served.two_batch_tokens
+    return {"enable-dbo": least > 0, "dbo-decode-token-threshold": least or None}
+
+
+def _read_halves(options: Options) -> Fields:
+    least = int(options.get("dbo-decode-token-threshold", _TWO_BATCH_TOKENS))
+    return {"two_batch_tokens": least if "enable-dbo" in options else 0}
 
 
 def _write_adapters(served: ServedOptions) -> Options:
@@ -176,6 +188,11 @@ class VllmEngine(ServingEngine):
             word("expert_exchange", "all2all-backend", _EXCHANGES, default="all_gather"),
             switch("has_expert_balancing", "enable-eplb"),
             Link(flags=("eplb-config",), write=_write_copies, read=_read_copies),
+            Link(
+                flags=("enable-dbo", "dbo-decode-token-threshold"),
+                write=_write_halves,
+                read=_read_halves,
+            ),
             value("max_tokens", "max-model-len"),
             value("max_num_seqs", "max-num-seqs"),
             value("max_num_batched_tokens", "max-num-batched-tokens"),
