@@ -14,7 +14,7 @@ from foretoken.simulator.launch.server import ServedOptions, all_servers
 # What a server has no option for.
 _UNSAID = {
     "vllm": {"mixes_prefill", "receive_interval"},
-    "sglang": {"num_loras", "prefill_interval"},
+    "sglang": {"num_loras", "prefill_interval", "decode_context_parallel"},
 }
 
 
@@ -51,6 +51,7 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         expert_exchange=draw(st.sampled_from(exchanges)),
         has_expert_balancing=draw(st.booleans()),
         num_redundant_experts=draw(st.integers(0, 64)),
+        decode_context_parallel=draw(degrees),
         two_batch_tokens=draw(st.sampled_from([0, 2])),
         role=draw(st.sampled_from(["aggregated", "prefill", "decode"])),
         max_loras=max_loras,

@@ -29,6 +29,7 @@ _LAYERS = SpeculativeSpec(method="layers")
 _SPREAD = {"dp": 4, "ep": 4}
 _DEEPEP = {"expert_exchange": "deepep_low_latency"}
 _HALVES = {"two_batch_tokens": "32"}
+_DCP = {"decode_context_parallel": "2"}
 _EPLB = {"has_expert_balancing": "true", "num_redundant_experts": "4"}
 _POOLS = ClusterSpec(
     pools=(
@@ -68,6 +69,7 @@ def _scenario(
         ("vllm-0.8", _SPREAD, {"rules": _DEEPEP}, "engine.rules.expert_exchange"),
         ("vllm-0.8", _SPREAD, {"rules": _EPLB}, "engine.rules.has_expert_balancing"),
         ("sglang-0.5", {"tp": 4, "ep": 2}, {"rules": _DEEPEP}, "engine.rules.expert_exchange"),
+        ("sglang-0.5", {"tp": 8}, {"rules": _DCP}, "engine.rules.decode_context_parallel"),
         ("trtllm-1.0", _SPREAD, {"rules": _DEEPEP | _HALVES}, "engine.rules.two_batch_tokens"),
         ("vllm-0.20", _SPREAD, {"rules": _HALVES}, "engine.rules.two_batch_tokens"),
         (

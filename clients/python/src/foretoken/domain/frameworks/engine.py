@@ -26,6 +26,7 @@ ENGINE_ASPECTS: Mapping[str, str] = {
     "expert_exchange": "engine.rules.expert_exchange",
     "expert_balancing": "engine.rules.has_expert_balancing",
     "two_batch_overlap": "engine.rules.two_batch_tokens",
+    "dcp": "engine.rules.decode_context_parallel",
 }
 
 # How engines in lock step hand tokens to the ranks of their experts; see `parallelism/ep.py`.
@@ -42,7 +43,7 @@ class EngineCapabilities:
     over some of an engine's ranks. `mode` is `aggregated` or `disaggregated`, `kv_dtype` is `none`
     where the KV cache has the scenario's format, `speculation` is `none` or its method, and `lora`
     whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
-    `expert_exchange`, `expert_balancing` and `two_batch_overlap` rules of the engine.
+    `expert_exchange`, `expert_balancing`, `two_batch_overlap` and `dcp` rules of the engine.
 
     `conflicts` are values there are, but not together. `source` says where this was looked up.
     """
@@ -114,7 +115,8 @@ class EngineProfile:
     `mixes_prefill` requests decode along with the prompts of an engine that else computes prompts
     in batches of their own.
 
-    KV cache, in blocks of `block_size` tokens: to be admitted a request needs room for what
+    KV cache, in blocks of `block_size` tokens, or that many on each of `decode_context_parallel`
+    ranks that split a context: to be admitted a request needs room for what
     `admission` says (`chunk`: its first piece; `prompt`: the whole prompt; `answer`: prompt and
     answer; `context`: as many tokens as the model takes; `share`: the prompt and a share of the
     answer; `peak`: the most that all running requests will ever hold at once), and
@@ -172,6 +174,7 @@ class EngineProfile:
     receive_interval: int = 1
     has_priority_scheduling: bool = False
     block_size: int = 16
+    decode_context_parallel: int = 1
     admission: str = "chunk"
     watermark_ratio: float = 0.0
     preemption: str = "recompute"
@@ -257,6 +260,7 @@ _AT_LEAST_ONE = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "block_size",
+    "decode_context_parallel",
     "prefill_interval",
     "receive_interval",
 )
@@ -371,6 +375,8 @@ class EngineSpec:
                 )
             changes[name] = parse_yaml_value(text, f"engine.rules.{name}")
         resolved = _change(profile, changes, "engine.rules")
+        block_size = resolved.block_size * resolved.decode_context_parallel
+        resolved = replace(resolved, block_size=block_size)
         self._check_tiers(resolved)
         if "graph_capture_sizes" in self.rules:
             return resolved

@@ -42,7 +42,7 @@ from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.limit import Limit, list_broken
 
 # Fields of a scenario that an axis outside of the layout is chosen by.
-_FIELDS = {"wp": "weight_parallel"}
+_FIELDS = {"wp": "weight_parallel", "dcp": "engine.rules.decode_context_parallel"}
 
 
 def lower_rank(shape: BatchShape, options: LoweringOptions, rank: RankContext) -> Nodes:
@@ -122,7 +122,7 @@ def lower_backward(nodes: Nodes, options: LoweringOptions | None = None) -> Node
 @cache
 def _passes() -> Sequence[ParallelPass]:
     # Tensor parallelism first: the others then see a rank's own sizes. Axes of plug-ins come last.
-    place = {axis: index for index, axis in enumerate(("tp", "cp", "ep", "wp", "pp", "dp"))}
+    place = {axis: index for index, axis in enumerate(("tp", "dcp", "cp", "ep", "wp", "pp", "dp"))}
     found = scan_modules("foretoken.domain.parallelism", "PASS").values()
     return sorted(found, key=lambda item: place.get(item.axis, len(place)))
 

@@ -198,7 +198,7 @@ def plan_serving_memory(
         ),
         weights_bytes=weights_bytes,
         activations_bytes=_activations_bytes(nodes, model, engine, device),
-        kv_bytes_per_token=kept.token,
+        kv_bytes_per_token=kept.token / engine.decode_context_parallel,
         graphs_bytes=engine.graph_bytes_ratio * (weights_bytes - adapters_bytes),
         reserved_bytes=reserved_bytes,
         window_bytes=sum(

@@ -48,6 +48,9 @@ class LoweringOptions:
     the distribution of tokens under which latencies were measured; `has_expert_balancing` places
     experts by their load, with `num_redundant_experts` copies of some.
 
+    Ranks of tensor parallelism that hold the same keys split them by tokens in
+    `decode_context_parallel` parts.
+
     `lora` adds low-rank adapters to the linear layers of a served model.
 
     `training` says how a framework trains; without it operators are those of serving engines.
@@ -66,6 +69,7 @@ class LoweringOptions:
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0
+    decode_context_parallel: int = 1
     lora: LoraSpec | None = None
     training: TrainingOptions | None = None
 
@@ -105,6 +109,7 @@ class LayoutCases:
     weight_degree: Quantity = 1
     num_redundant_experts: int = 0
     attention_dp: Quantity = False
+    decode_context_parallel: int = 1
 
     @classmethod
     def of_rank(cls, rank: RankContext, options: LoweringOptions | None) -> Self:
@@ -127,6 +132,7 @@ class LayoutCases:
             weight_degree=training.weight_degree if training else 1,
             num_redundant_experts=options.num_redundant_experts if options else 0,
             attention_dp=layout.attention_dp,
+            decode_context_parallel=options.decode_context_parallel if options else 1,
         )
 
     @property

@@ -87,6 +87,9 @@ def serving_options(scenario: ServingScenario) -> LoweringOptions:
         expert_exchange=engine.expert_exchange,
         has_expert_balancing=engine.has_expert_balancing,
         num_redundant_experts=engine.num_redundant_experts,
+        decode_context_parallel=engine.decode_context_parallel,
+        # No module was measured over a part of its context.
+        mla_form="module" if engine.decode_context_parallel == 1 else "operators",
         lora=scenario.lora,
     )
 

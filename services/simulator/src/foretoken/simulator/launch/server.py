@@ -38,6 +38,7 @@ _RULES = (
     "has_expert_balancing",
     "num_redundant_experts",
     "two_batch_tokens",
+    "decode_context_parallel",
 )
 _LAYOUT = ("tp", "pp", "dp", "ep", "attention_dp")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
@@ -107,6 +108,7 @@ class ServedOptions:
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0
     two_batch_tokens: int = 0
+    decode_context_parallel: int = 1
     role: str = "aggregated"
     max_loras: int = 0
     num_loras: int = 0

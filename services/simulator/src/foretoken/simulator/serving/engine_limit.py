@@ -84,5 +84,6 @@ def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
         "lora": replica.lora is not None,
         "expert_exchange": engine.expert_exchange,
         "expert_balancing": engine.has_expert_balancing,
+        "dcp": engine.decode_context_parallel,
         "two_batch_overlap": engine.two_batch_tokens > 0,
     }

@@ -178,6 +178,12 @@ class VllmEngine(ServingEngine):
             value("tp", "tensor-parallel-size", default=1, aliases=("tp",), always=True),
             value("pp", "pipeline-parallel-size", default=1, aliases=("pp",)),
             value("dp", "data-parallel-size", default=1, aliases=("dp",)),
+            value(
+                "decode_context_parallel",
+                "decode-context-parallel-size",
+                default=1,
+                aliases=("dcp",),
+            ),
             Link(read=_read_sharing),
             Link(
                 flags=("enable-expert-parallel",),
