@@ -382,6 +382,19 @@ class EngineSpec:
             return resolved
         return replace(resolved, graph_capture_sizes=_captured(resolved))
 
+    def with_rules(self, text: str) -> "EngineSpec":
+        """Return the engine with the rules of a text too, `a=1+b=2`; `none` and nothing have none.
+
+        Raises:
+            InvalidRequestError: a rule has no value.
+
+        """
+        pairs = [part.partition("=") for part in text.split("+") if text not in ("", "none")]
+        if unsaid := [name for name, _, value in pairs if not value.strip()]:
+            raise InvalidRequestError.of_field("rules", f"{unsaid[0]!r}: write rule=value")
+        named = {name.strip(): value.strip() for name, _, value in pairs}
+        return replace(self, rules={**self.rules, **named})
+
     def _check_tiers(self, resolved: EngineProfile) -> None:
         """Refuse tiers that would hold nothing, and swapping to nowhere."""
         is_swapping = resolved.preemption == "swap"

@@ -250,6 +250,12 @@ class ServingSpace:
         " accepted as the scenario's `speculative` says. Default: the scenario's.",
         names=("--speculation",),
     )
+    rules: tuple[str, ...] = option(
+        (),
+        "Rules of the engine to compare, with commas: `none,expert_exchange=deepep_low_latency`;"
+        " several at once as `a=1+b=2`. Default: the scenario's.",
+        names=("--rules",),
+    )
 
     def __post_init__(self) -> None:
         """Refuse modes there are not and counts below one."""
@@ -339,6 +345,7 @@ class CandidateColumns(Columns):
     profile: Quantity = ()
     quantization: Quantity = ()
     speculation: Quantity = ()
+    rules: Quantity = ()
     router: Quantity = ()
     num_devices: Quantity = ()
     num_idle_devices: Quantity = ()

@@ -16,13 +16,13 @@ Row = Mapping[str, Any]
 
 _WORDS = frozenset(
     {
-        *("name", "device", "mode", "profile", "quantization", "speculation", "router"),
+        *("name", "device", "mode", "profile", "quantization", "speculation", "rules", "router"),
         *("verdict", "reason"),
     }
 )
 # What makes a layout, besides how many replicas there are and how much runs on each.
 _LAYOUT = (
-    *("device", "mode", "profile", "quantization", "speculation", "router"),
+    *("device", "mode", "profile", "quantization", "speculation", "rules", "router"),
     *("tp", "pp", "dp", "ep"),
     *("prefill_tp", "prefill_pp", "prefill_ep"),
 )

@@ -222,6 +222,7 @@ def _details(row: Row, rank: str) -> list[str]:
         row["profile"],
         row["quantization"],
         row["speculation"],
+        row["rules"],
     ]
     price = row["usd_per_million_output_tokens"]
     if price > 0:

@@ -187,8 +187,8 @@ def make_candidates(form: ClosedForm) -> CandidateMaker:
 
 
 def _check(request: ServingSearchRequest, space: SearchSpace) -> None:
-    for profile in dict.fromkeys(kind.profile for kind in space.kinds):
-        if not has_closed_form(EngineSpec(profile=profile).resolve()):
+    for profile, rules in dict.fromkeys((kind.profile, kind.rules) for kind in space.kinds):
+        if not has_closed_form(EngineSpec(profile=profile).with_rules(rules).resolve()):
             raise InvalidRequestError.of_field(
                 "space.profiles",
                 f"{profile} has no steady state to search by: its batches run until their last"

@@ -33,8 +33,8 @@ _PREFILL_BATCHES = (1, 2, 4, 8)
 class EngineKind:
     """An engine apart from its limits: where it runs, what runs, and its degrees.
 
-    `speculation` is as `settle_speculation` reads it, `server` what files are to be written for
-    (empty: none are).
+    `speculation` is as `settle_speculation` reads it, `rules` as `EngineSpec.with_rules`
+    does, `server` what files are to be written for (empty: none are).
     """
 
     device: str
@@ -42,6 +42,7 @@ class EngineKind:
     quantization: str
     layout: ParallelLayout
     speculation: str = ""
+    rules: str = ""
     server: str = ""
 
     def scenario(
@@ -50,7 +51,7 @@ class EngineKind:
         """Return a replica of this kind with limits; requests are spread over its engines."""
         per_engine = -(-batch // self.layout.dp)
         engine = replace(
-            base.engine,
+            base.engine.with_rules(self.rules),
             profile=self.profile,
             max_num_seqs=per_engine,
             max_num_batched_tokens=num_batched_tokens,
@@ -68,9 +69,8 @@ class EngineKind:
 
     def resolve_engine(self, base: ServingScenario) -> EngineProfile:
         """Return the engine's rules on the kind's device."""
-        return replace(base.engine, profile=self.profile).resolve(
-            find_device(self.device), self.layout.tp
-        )
+        engine = replace(base.engine.with_rules(self.rules), profile=self.profile)
+        return engine.resolve(find_device(self.device), self.layout.tp)
 
     def find_lacks(self, base: ServingScenario, mode: str) -> str:
         """Return what the engine, or the server, has not of a deployment; empty if it has all."""
@@ -127,8 +127,8 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
     profiles = space.profiles or (scenario.engine.profile,)
     devices = tuple(dict.fromkeys(space.devices or (scenario.device,)))
     resolved = [
-        replace(scenario.engine, profile=profile).resolve(find_device(device))
-        for profile, device in product(profiles, devices)
+        replace(scenario.engine.with_rules(text), profile=profile).resolve(find_device(device))
+        for profile, device, text in product(profiles, devices, space.rules or ("",))
     ]
     schemes = [
         settle_quantization(name, scenario.model.quantization, scenario.dtype)
@@ -148,12 +148,14 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
             quantization=quantization,
             layout=layout,
             speculation=speculation,
+            rules=rules,
             server=space.server,
         )
         for device in devices
         for profile in dict.fromkeys(profiles)
         for quantization in dict.fromkeys(schemes)
         for speculation in speculations
+        for rules in dict.fromkeys(space.rules or ("",))
         for layout in _layouts(request, device)
     ]
     distinct = tuple(dict.fromkeys(kinds))

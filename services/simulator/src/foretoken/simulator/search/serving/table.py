@@ -37,6 +37,7 @@ def build_table(
         profile=_pick([kind.profile for kind in kinds], points.kind),
         quantization=_pick([kind.quantization for kind in kinds], points.kind),
         speculation=_pick([kind.speculation for kind in kinds], points.kind),
+        rules=_pick([kind.rules for kind in kinds], points.kind),
         router=_pick(space.routers, points.router),
         num_devices=points.num_devices,
         num_idle_devices=figures.num_idle,
@@ -130,10 +131,10 @@ def _describe(layout: ParallelLayout) -> str:
 
 
 def _extras(answers: Sequence[EngineAnswer], number: int) -> str:
-    """Return the device, profile, format and drafts of an engine, where the space has several."""
+    """Return the device, profile, format, drafts and rules of an engine, of which are several."""
     formats = []
     unnamed = {"quantization": "unquantized", "speculation": "as given"}
-    for name in ("device", "profile", "quantization", "speculation"):
+    for name in ("device", "profile", "quantization", "speculation", "rules"):
         values = {getattr(answer.kind, name) for answer in answers}
         if len(values) > 1:
             formats.append(getattr(answers[number].kind, name) or unnamed.get(name, ""))
