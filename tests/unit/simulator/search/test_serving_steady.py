@@ -12,6 +12,7 @@ from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.serving.finalists import (
     find_warm_up,
+    is_steady,
     mean_under_way,
     measure_between,
 )
@@ -113,3 +114,24 @@ def test_what_never_becomes_steady_is_all_warm_up() -> None:
     )
 
     assert find_warm_up(replace(record, requests=changed)) == num
+
+
+@pytest.mark.parametrize(("growth", "expected"), [(0, True), (5, True), (40, False)])
+def test_a_loop_is_steady_whose_rounds_are_alike(growth: int, expected: bool) -> None:
+    """A wait may depend on the place in a round, but may not change much from round to round."""
+    record = _run_loop(8, 2, 0, "vllm-0.20")
+    num_round, num_rounds = 80, 5
+    num = num_round * num_rounds
+    arrival = np.arange(num) * 50
+    # The first places wait far longer than the last; half of a run is two rounds and a half.
+    place_ns = np.tile(np.linspace(900, 100, num_round).astype(np.int64), num_rounds)
+    waits = place_ns + growth * (np.arange(num) // num_round)
+    changed = replace(
+        record.requests,
+        arrival_ns=arrival,
+        first_token_ns=arrival + waits,
+        finished_ns=arrival + waits + 1000,
+    )
+    loop = replace(record, requests=changed)
+
+    assert expected == is_steady(loop, num_round)

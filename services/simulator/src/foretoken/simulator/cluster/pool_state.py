@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
 from foretoken.simulator.cluster.routing import (
@@ -102,7 +103,7 @@ class PoolState:
         self._events = events
         self.replicas = [LiveReplica() for _ in range(setup.num_replicas_max)]
         self.usage = Usage()
-        self.spans: list[ReplicaSpan] = []
+        self._spans: list[ReplicaSpan] = []
         self.num_failures = self.num_scale_ups = self.num_scale_downs = 0
         self.sent_bytes = 0
         # Requests that are to come to each engine.
@@ -140,7 +141,7 @@ class PoolState:
     def enter(self, number: int, phase: Phase, now_ns: int) -> None:
         """Let a replica begin a phase."""
         replica = self.replicas[number]
-        self._close_span(number, now_ns)
+        self._spans += self._open_spans(number, now_ns)
         replica.phase = phase
         replica.phase_number += 1
         replica.since_ns = now_ns
@@ -225,11 +226,6 @@ class PoolState:
         self.empty(number, now_ns)
         self.enter(number, Phase.OFF, now_ns)
 
-    def close(self, now_ns: int) -> None:
-        """Write down until now what is held at the end."""
-        for number in range(len(self.replicas)):
-            self._close_span(number, now_ns)
-
     def engine_load(self, engine: int) -> EngineLoad:
         """Return the load of one engine, by its number in all pools.
 
@@ -249,18 +245,26 @@ class PoolState:
         waiting, running, tokens, kv = zip(*loads, strict=True)
         return EngineLoad(sum(waiting), sum(running), sum(tokens), sum(kv) / self._size)
 
-    def _close_span(self, number: int, now_ns: int) -> None:
+    def spans(self, now_ns: int) -> list[ReplicaSpan]:
+        """Return when engines were held until now, by engine and in order."""
+        going = [self._open_spans(number, now_ns) for number in range(len(self.replicas))]
+        spans = [*self._spans, *chain.from_iterable(going)]
+        return sorted(spans, key=lambda span: (span.engine, span.start_ns))
+
+    def _open_spans(self, number: int, now_ns: int) -> list[ReplicaSpan]:
+        """Return for what its engines are held since the phase of a replica began."""
         replica = self.replicas[number]
-        if replica.phase is not Phase.OFF and now_ns > replica.since_ns:
-            self.spans += [
-                ReplicaSpan(
-                    engine=self.first_engine + engine,
-                    start_ns=replica.since_ns,
-                    end_ns=now_ns,
-                    is_ready=replica.phase in SERVING,
-                )
-                for engine in self.engines_of(number)
-            ]
+        if replica.phase is Phase.OFF or now_ns <= replica.since_ns:
+            return []
+        return [
+            ReplicaSpan(
+                engine=self.first_engine + engine,
+                start_ns=replica.since_ns,
+                end_ns=now_ns,
+                is_ready=replica.phase in SERVING,
+            )
+            for engine in self.engines_of(number)
+        ]
 
 
 class PoolLoads(Mapping[int, EngineLoad]):

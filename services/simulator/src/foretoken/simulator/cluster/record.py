@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from foretoken.simulator.cluster.engine_pool import COUNT_COLUMNS
-from foretoken.simulator.cluster.handover import Journey, KvNetwork
+from foretoken.simulator.cluster.handover import Journey
 from foretoken.simulator.cluster.pool_state import PoolState
 from foretoken.simulator.cluster.simulation import Cluster
 from foretoken.simulator.serving.record import (
@@ -21,7 +21,7 @@ from foretoken.simulator.workload.request_plan import RequestPlan
 
 
 def record_cluster(plan: RequestPlan, cluster: Cluster) -> ServingRecord:
-    """Return the record of a cluster that has run."""
+    """Return the record of a cluster until now."""
     requests = _requests_of(plan, cluster.journeys, cluster.pools)
     rules = cluster.pools[0].setup.engines
     return ServingRecord(
@@ -30,7 +30,7 @@ def record_cluster(plan: RequestPlan, cluster: Cluster) -> ServingRecord:
         steps=[steps for pool in cluster.pools for steps in pool.engines.steps()],
         num_kv_blocks=rules.num_kv_blocks,
         block_size=rules.profile.block_size,
-        pools=[_pool_record(pool, cluster.handover.network) for pool in cluster.pools],
+        pools=[_pool_record(pool, cluster) for pool in cluster.pools],
     )
 
 
@@ -107,7 +107,7 @@ def _tokens_of(requests: RequestRecord, pools: Sequence[PoolState]) -> TokenRuns
     )
 
 
-def _pool_record(pool: PoolState, network: KvNetwork) -> PoolRecord:
+def _pool_record(pool: PoolState, cluster: Cluster) -> PoolRecord:
     names = [pool.name_of(number) for number in range(len(pool.replicas))]
     return PoolRecord(
         name=pool.setup.name,
@@ -115,11 +115,11 @@ def _pool_record(pool: PoolState, network: KvNetwork) -> PoolRecord:
         num_engines=pool.engines.num_engines,
         num_kv_blocks=pool.setup.engines.num_kv_blocks,
         block_size=pool.setup.engines.profile.block_size,
-        spans=sorted(pool.spans, key=lambda span: (span.engine, span.start_ns)),
+        spans=pool.spans(cluster.now_ns),
         num_failures=pool.num_failures,
         num_scale_ups=pool.num_scale_ups,
         num_scale_downs=pool.num_scale_downs,
         num_adapter_loads=sum(cache.num_loads for cache in pool.adapters),
         sent_bytes=pool.sent_bytes,
-        port_busy_ns=sum(network.busy_ns[name] for name in names),
+        port_busy_ns=sum(cluster.handover.network.busy_ns[name] for name in names),
     )

@@ -16,7 +16,7 @@ from foretoken.simulator.cluster.routing import RoutedRequest
 from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.serving.record import RequestOutcome
+from foretoken.simulator.serving.record import NOT_REACHED, RequestOutcome
 from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 from foretoken.simulator.workload.rng import named_stream
 
@@ -69,21 +69,27 @@ class Cluster:
         )
         self._outages = Outages(setup.failures, self._events, self._retry, setup.seed)
         self._seed = setup.seed
+        # When what was simulated ends, once it has begun.
+        self.now_ns = NOT_REACHED
+        self._num_expected = plan.num_requests
         self.num_done = 0
         self._held_back: deque[int] = deque()
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
 
-    def run(self, watch: Callable[[], None]) -> None:
-        """Simulate to the end; `watch` is called after every instant.
+    def run(self, is_enough: Callable[[], bool]) -> None:
+        """Simulate to the end, or until `is_enough`, which is asked after every instant.
+
+        Called again it goes on.
 
         Raises:
             RuntimeError: requests wait that nothing will serve.
 
         """
-        self._start()
-        now_ns = 0
+        if self.now_ns == NOT_REACHED:
+            self.now_ns = 0
+            self._start()
         while True:
-            is_done = self.num_done == self._plan.num_requests
+            is_done = self.num_done == self._num_expected
             horizon_ns = NEVER_NS if is_done else self._events.next_ns
             reached_ns, num_ended = self._advance(horizon_ns)
             if reached_ns == NEVER_NS:
@@ -92,12 +98,19 @@ class Cluster:
                 self._complete(reached_ns)
             self._settle(reached_ns)
             if not is_done:
-                now_ns = reached_ns
-            watch()
-        if self.num_done < self._plan.num_requests:
+                self.now_ns = reached_ns
+            if is_enough():
+                return
+        if self.num_done < self._num_expected:
             raise RuntimeError("requests wait that nothing will serve")
-        for pool in self.pools:
-            pool.close(now_ns)
+
+    def send_no_more(self) -> None:
+        """Let a closed loop end with the requests that have been sent."""
+        left = list(self._held_back)
+        for index in left:
+            left += self._followers[index]
+        self._num_expected -= len(left)
+        self._held_back.clear()
 
     def _start(self) -> None:
         for gate in (self._gate, self.handover.gate):
@@ -153,7 +166,7 @@ class Cluster:
     def _settle(self, now_ns: int) -> None:
         """Let events happen, then route, then let engines schedule."""
         self._route(now_ns)
-        if self.num_done < self._plan.num_requests:
+        if self.num_done < self._num_expected:
             while self._events.pop(now_ns):
                 self._route(now_ns)
         for pool in self.pools:

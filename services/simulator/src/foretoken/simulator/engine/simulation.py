@@ -23,38 +23,64 @@ from foretoken.simulator.serving.record import RequestRecord, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.workload.request_plan import RequestPlan
 
+# Steps between two looks at whether those are done that a run goes on for.
+_LOOK_STEPS = 1000
 
-def run_engines(
-    plan: RequestPlan,
-    setup: DeploymentSetup,
-    tables: CostTables,
-    progress: Callable[[float], None],
-) -> ServingRecord:
-    """Return what the engines did with the requests.
 
-    Raises:
-        UnknownPluginError: there is no scheduler of that name, or engines do not know the router.
-        RuntimeError: requests run that the scheduler does not schedule.
+class EngineRun:
+    """The engines of a deployment with the requests of a plan, from the first on."""
 
-    """
-    state = build_state(plan, setup, tables)
-    slices: list[Slice] = []
-    while True:
-        status = run_slice(state.record)
-        slices.append(take_output(state))
-        if status == layout.DONE:
-            break
-        if status == layout.STUCK:
-            raise RuntimeError(f"{setup.profile.scheduler} does not schedule what runs")
-        progress(state.record[0]["num_done"] / plan.num_requests)
-    output = join_slices(slices)
-    return ServingRecord(
-        requests=_requests_of(state.arrays["requests"], plan),
-        tokens=replace(token_runs(output.runs), engine=None),
-        steps=step_records(output, speculates=setup.speculation is not None),
-        num_kv_blocks=setup.num_kv_blocks,
-        block_size=setup.profile.block_size,
-    )
+    def __init__(self, plan: RequestPlan, setup: DeploymentSetup, tables: CostTables) -> None:
+        """Set them up.
+
+        Raises:
+            UnknownPluginError: there is no scheduler of that name, or engines do not know the
+                router.
+
+        """
+        self._plan = plan
+        self._setup = setup
+        self._state = build_state(plan, setup, tables)
+        self._slices: list[Slice] = []
+        self._is_over = False
+
+    def go_on(self, num_first: int, progress: Callable[[float], None]) -> None:
+        """Simulate until the first `num_first` requests are done, or some steps longer.
+
+        Raises:
+            RuntimeError: requests run that the scheduler does not schedule.
+
+        """
+        rules, num_requests = self._state.record[0], self._plan.num_requests
+        first = self._state.arrays["requests"]["outcome"][:num_first]
+        room = len(self._state.arrays["steps"])
+        if num_first < num_requests:
+            room = min(room, _LOOK_STEPS + self._setup.num_engines)
+        rules["room_steps"] = room
+        while not self._is_over and (num_first == num_requests or not first.all()):
+            status = run_slice(self._state.record)
+            self._slices.append(take_output(self._state))
+            if status == layout.STUCK:
+                raise RuntimeError(f"{self._setup.profile.scheduler} does not schedule what runs")
+            self._is_over = status == layout.DONE
+            progress(rules["num_done"] / num_requests)
+
+    def send_no_more(self) -> None:
+        """Let a closed loop end with the requests that have been sent."""
+        rules = self._state.record[0]
+        rules["num_unfollowing"] = rules["num_released"]
+
+    def record(self) -> ServingRecord:
+        """Return what the engines did until now; of requests that are not done what is so far."""
+        output = join_slices(self._slices)
+        self._slices = [output]
+        return ServingRecord(
+            requests=_requests_of(self._state.arrays["requests"], self._plan),
+            tokens=replace(token_runs(output.runs), engine=None),
+            steps=step_records(output, speculates=self._setup.speculation is not None),
+            num_kv_blocks=self._setup.num_kv_blocks,
+            block_size=self._setup.profile.block_size,
+        )
 
 
 def is_ready(setup: DeploymentSetup) -> bool:

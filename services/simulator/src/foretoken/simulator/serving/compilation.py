@@ -15,7 +15,7 @@ from foretoken.simulator.cost.tables import CostTables, flat_tables
 from foretoken.simulator.engine.choice import find_scheduler, list_schedulers
 from foretoken.simulator.engine.kernel import run_slice
 from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.engine.simulation import is_ready, run_engines
+from foretoken.simulator.engine.simulation import EngineRun, is_ready
 from foretoken.simulator.jit import can_keep
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.workload.request_plan import plan_requests
@@ -44,7 +44,7 @@ def must_compile_any(schedulers: Iterable[str] | None = None) -> bool:
 def warm_up(setup: DeploymentSetup, tables: CostTables) -> None:
     """Compile what runs a deployment, or load it where that was done before."""
     one = np.ones(1, dtype=np.int64)
-    run_engines(plan_requests(one, one, one), setup, tables, lambda _: None)
+    EngineRun(plan_requests(one, one, one), setup, tables).go_on(1, lambda _: None)
 
 
 def compile_engines(schedulers: Iterable[str] | None = None) -> None:

@@ -26,7 +26,7 @@ from foretoken.simulator.cluster.simulation import Cluster
 from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine.pool import EnginePool
-from foretoken.simulator.engine.simulation import run_engines
+from foretoken.simulator.engine.simulation import EngineRun
 from foretoken.simulator.serving.compilation import compile_apart, must_compile
 from foretoken.simulator.serving.draft import (
     StepCosts,
@@ -53,6 +53,58 @@ _NUM_REPORTS, _REPORT_INTERVAL = 200, 1000
 Progress = Callable[[float], None]
 
 
+class ClusterRun:
+    """A cluster with the requests of a plan, from the first on; `tables` are one per pool."""
+
+    def __init__(
+        self, plan: RequestPlan, setup: ClusterSetup, tables: Sequence[CostTables]
+    ) -> None:
+        """Set it up.
+
+        Raises:
+            UnknownPluginError: there is no scheduler, router or autoscaler of that name.
+
+        """
+        pools = [
+            EnginePool(plan, pool, each) for pool, each in zip(setup.pools, tables, strict=True)
+        ]
+        self._plan = plan
+        self._cluster = Cluster(plan, setup, pools)
+        # Requests from the first on that are done, with no other between them.
+        self._num_in_turn = 0
+
+    def go_on(self, num_first: int, progress: Progress) -> None:
+        """Simulate until the first `num_first` requests are done; to the end for all."""
+        cluster, num_requests = self._cluster, self._plan.num_requests
+        num_instants, reported = 0, cluster.num_done
+
+        def is_enough() -> bool:
+            nonlocal num_instants, reported
+            num_instants += 1
+            is_new = (cluster.num_done - reported) * _NUM_REPORTS >= num_requests
+            if is_new or num_instants % _REPORT_INTERVAL == 0:
+                reported = cluster.num_done
+                progress(reported / num_requests)
+            return num_first < num_requests and self._are_done(num_first)
+
+        if not is_enough():
+            cluster.run(is_enough)
+
+    def send_no_more(self) -> None:
+        """Let a closed loop end with the requests that have been sent."""
+        self._cluster.send_no_more()
+
+    def record(self) -> ServingRecord:
+        """Return what the cluster did until now; of requests that are not done what is so far."""
+        return record_cluster(self._plan, self._cluster)
+
+    def _are_done(self, num_first: int) -> bool:
+        journeys = self._cluster.journeys
+        while self._num_in_turn < num_first and journeys[self._num_in_turn].outcome:
+            self._num_in_turn += 1
+        return self._num_in_turn >= num_first
+
+
 def run_deployment(
     plan: RequestPlan, setup: DeploymentSetup, tables: CostTables, progress: Progress
 ) -> ServingRecord:
@@ -62,7 +114,7 @@ def run_deployment(
         UnknownPluginError: there is no scheduler of that name, or engines do not know the router.
 
     """
-    return run_engines(plan, setup, tables, progress)
+    return _run_all(EngineRun(plan, setup, tables), plan, progress)
 
 
 def run_cluster(
@@ -74,21 +126,35 @@ def run_cluster(
         UnknownPluginError: there is no scheduler, router or autoscaler of that name.
 
     """
-    pools = [EnginePool(plan, pool, each) for pool, each in zip(setup.pools, tables, strict=True)]
-    cluster = Cluster(plan, setup, pools)
-    num_requests = plan.num_requests
-    num_instants, reported = 0, 0
+    return _run_all(ClusterRun(plan, setup, tables), plan, progress)
 
-    def watch() -> None:
-        nonlocal num_instants, reported
-        num_instants += 1
-        is_new = (cluster.num_done - reported) * _NUM_REPORTS >= num_requests
-        if is_new or num_instants % _REPORT_INTERVAL == 0:
-            reported = cluster.num_done
-            progress(reported / num_requests)
 
-    cluster.run(watch)
-    return record_cluster(plan, cluster)
+def _run_all(run: EngineRun | ClusterRun, plan: RequestPlan, progress: Progress) -> ServingRecord:
+    run.go_on(plan.num_requests, progress)
+    return run.record()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeploymentRun:
+    """A deployment that serves a plan from its first request on, a part of it at a time."""
+
+    engines: EngineRun | ClusterRun
+    groups: Sequence[range]
+
+    def go_on(self, num_first: int, progress: Progress) -> None:
+        """Simulate until the first `num_first` requests of the plan are done; to the end for all.
+
+        It may go on a little longer.
+        """
+        self.engines.go_on(num_first, progress)
+
+    def send_no_more(self) -> None:
+        """Let a closed loop end with the requests that have been sent."""
+        self.engines.send_no_more()
+
+    def record(self) -> ServingRecord:
+        """Return what happened until now; of requests that are not done what is so far."""
+        return count_group_tokens(self.engines.record(), self.groups)
 
 
 FetchSurfaces = Callable[[SurfaceSpec], LatencySurfaces]
@@ -129,7 +195,13 @@ class PreparedDeployment:
             compile_apart(self.setup, lambda: say("compile the engine, once on this machine"))
 
     def run(self, plan: RequestPlan, progress: Callable[[float], None]) -> ServingRecord:
-        """Return what the engines did with the requests of a plan.
+        """Return what the engines did with the requests of a plan; raises as `start`."""
+        run = self.start(plan)
+        run.go_on(plan.num_requests, progress)
+        return run.record()
+
+    def start(self, plan: RequestPlan) -> DeploymentRun:
+        """Return the deployment before it is sent the first request of a plan.
 
         Raises:
             InvalidRequestError: the deployment cannot run.
@@ -140,12 +212,12 @@ class PreparedDeployment:
         plan = assign_adapters(plan, self.scenario.lora, self.scenario.seed)
         if setup is None:
             raise InvalidRequestError.of_field("scenario", f"cannot run: {self.infeasibility}")
-        if isinstance(setup, ClusterSetup):
-            tables = [cost.tables for cost in self.costs]
-            record = run_cluster(plan, setup, tables, progress)
-        else:
-            record = run_deployment(plan, setup, self.costs[0].tables, progress)
-        return count_group_tokens(record, _groups_of(setup))
+        engines = (
+            ClusterRun(plan, setup, [cost.tables for cost in self.costs])
+            if isinstance(setup, ClusterSetup)
+            else EngineRun(plan, setup, self.costs[0].tables)
+        )
+        return DeploymentRun(engines=engines, groups=_groups_of(setup))
 
     def report(self, record: ServingRecord, known: ServingReport) -> ServingReport:
         """Return what a run tells besides what is known of it, without its bulk columns."""

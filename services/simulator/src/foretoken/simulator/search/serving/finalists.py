@@ -30,10 +30,14 @@ from foretoken.simulator.serving.occupancy import find_interval
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord, TokenRuns
 from foretoken.simulator.serving.service_level import measure_window
 from foretoken.simulator.serving.simulation import PreparedDeployment, prepare_deployment
+from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 
 # Where the means of a steady part's halves are closer than this, it is steady.
 _STEADY_RATIO = 0.05
+# Rounds of a closed loop in each of them at the least: what filled it comes by again, and only over
+# some rounds one sees it go.
+_NUM_COMPARED = 2
 # Observations of a batch. Source: MSER-5, White, Cobb and Spratt (2000), "A comparison of five
 # steady-state truncation heuristics for simulation".
 _BATCH = 5
@@ -131,19 +135,28 @@ def _spans_ns(record: ServingRecord) -> tuple[Floats, Floats]:
     return first_ns.astype(np.float64), answer_ns.astype(np.float64)
 
 
-def is_steady(record: ServingRecord) -> bool:
+def is_steady(record: ServingRecord, num_round: int = 1) -> bool:
     """Whether requests that came later waited, and were answered, about as long as those before.
 
-    Where both means of the second half of the requests are within 5 % of the first half's.
+    Where both means of the second half of the requests are within 5 % of the first half's. What
+    goes round in a closed loop of `num_round` keeps its place in it, so halves are whole rounds:
+    parts of one differ for ever.
     """
     for span_ns in _spans_ns(record):
-        half = len(span_ns) // 2
+        half = min(_half(len(span_ns), num_round), len(span_ns) // 2)
         if half == 0:
             return True
-        means = span_ns[:half].mean(), span_ns[half:].mean()
+        means = span_ns[-2 * half : -half].mean(), span_ns[-half:].mean()
         if abs(means[1] - means[0]) > _STEADY_RATIO * max(means):
             return False
     return True
+
+
+def _half(num_requests: int, num_round: int) -> int:
+    """Return how many of the last requests are compared with as many before them."""
+    if num_round == 1:
+        return num_requests // 2
+    return max(num_requests // 2 // num_round, _NUM_COMPARED) * num_round
 
 
 # Shares of the load that a finalist is proposed for: its curve, to beyond the limit.
@@ -244,24 +257,62 @@ class _SteadyRun:
 
 def _run_steadily(deployment: PreparedDeployment, task: LoadTask) -> _SteadyRun:
     """Return a run that was warmed up until it was steady, or as long as is reasonable."""
-    workload = task.scenario.workload
-    num_longer = _MAX_LONGER if task.wants_report else 0
-    while True:
-        plan = resolve_workload(workload, task.scenario.slo_classes, task.scenario.seed)
-        record = deployment.run(plan, lambda _: None)
-        if task.num_under_way == 0:
-            return _SteadyRun(record=record, steady=record, window=_whole_window(record))
-        end = plan.num_requests - task.num_under_way
+    if task.num_under_way == 0:
+        record = deployment.run(_plan(task), _say_nothing)
+        return _SteadyRun(record=record, steady=record, window=_whole_window(record))
+    counts = list(_list_counts(task))
+    plan = _plan(task, counts[-1])
+    run = deployment.start(plan)
+    for count in counts:
+        end = count - task.num_under_way
         first = end - task.num_measured
-        steady = take_requests(record, first, end)
+        if plan.concurrency:
+            run.go_on(end, _say_nothing)
+        else:
+            # Rates are given, and whoever arrives later changes what those before wait for.
+            plan = _plan(task, count)
+            run = deployment.start(plan)
+            run.go_on(count, _say_nothing)
+        record = run.record()
         # Before every place of a loop was used once, none is steady.
         begun = min(task.num_under_way, first)
         warm_up = begun + find_warm_up(take_requests(record, begun, end))
-        if num_longer == 0 or (warm_up <= first and is_steady(steady)):
-            window = measure_between(record, first, end, is_loop=plan.concurrency > 0)
-            return _SteadyRun(record=record, steady=steady, window=window)
-        num_longer -= 1
-        workload = replace(workload, num_requests=plan.num_requests + max(first, end // 2))
+        num_round = task.num_under_way if plan.concurrency else 1
+        before = end - 2 * _half(task.num_measured, num_round)
+        around = take_requests(record, max(before, begun), end)
+        if warm_up <= first and is_steady(around, num_round):
+            break
+    if task.wants_report and plan.concurrency:
+        run.send_no_more()
+        run.go_on(plan.num_requests, _say_nothing)
+        record = run.record()
+        num_sent = int(np.count_nonzero(np.asarray(record.requests.arrival_ns) >= 0))
+        record = take_requests(record, 0, num_sent)
+    window = measure_between(record, first, end, is_loop=plan.concurrency > 0)
+    return _SteadyRun(record=record, steady=take_requests(record, first, end), window=window)
+
+
+def _list_counts(task: LoadTask) -> Iterator[int]:
+    """Yield after how many requests a run may be steady: of one that wants a report, ever more."""
+    count = task.scenario.workload.num_requests
+    yield count
+    for _ in range(_MAX_LONGER if task.wants_report else 0):
+        end = count - task.num_under_way
+        count += max(end - task.num_measured, end // 2)
+        yield count
+
+
+def _plan(task: LoadTask, num_requests: int = 0) -> RequestPlan:
+    """Return the requests of a task; so many in place of the workload's own, unless 0."""
+    scenario = task.scenario
+    workload = scenario.workload
+    if num_requests:
+        workload = replace(workload, num_requests=num_requests)
+    return resolve_workload(workload, scenario.slo_classes, scenario.seed)
+
+
+def _say_nothing(_: float) -> None:
+    pass
 
 
 def _whole_window(record: ServingRecord) -> SteadyWindow:
