@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pyarrow import parquet
 
 from foretoken.domain.errors import InvalidRequestError, NotTrainedError
 from foretoken.domain.hardware.device import DeviceSpec
@@ -130,6 +129,9 @@ class StarterSeries(Mapping[SeriesKey, SeriesModel]):
         """Return the points of a series, without its model."""
         if key in self._united:
             return unite_series(key, [self.read_series(own) for own in self._united[key]])
+        # Models are kept, so few questions need the measurements.
+        from pyarrow import parquet
+
         entry, names = self._entries[key], list(key.spec.dim_names)
         table = parquet.read_table(
             self._folder / entry.file, columns=[*names, "latency_us_median"], partitioning=None

@@ -6,9 +6,11 @@ slower: for a debugger, for print, for one who wants to see what a step does.
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
@@ -48,6 +50,26 @@ def _take_shipped() -> None:
 
 
 _take_shipped()
+
+
+def _leave_scipy() -> None:
+    """Import what numba needs for any machine code without scipy's linear algebra.
+
+    numba looks for that as its rules for arrays are imported, though only `np.cov` and
+    `np.corrcoef` need it there, which is a third of the time that a worker takes to start.
+    """
+    name = "scipy.linalg"
+    if name in sys.modules:
+        return
+    sys.modules[name] = cast("Any", None)
+    try:
+        import_module("numba.np.arraymath")
+    finally:
+        del sys.modules[name]
+
+
+if IS_COMPILED:
+    _leave_scipy()
 
 # What machine code rests on besides the sources: versions, and the processor as numba names it.
 _CODEGEN: Any = cpu_target.target_context.codegen()

@@ -16,6 +16,7 @@ from functools import partial
 from typing import IO, Any
 
 from foretoken.jobs.executors.outcome import attempt
+from foretoken.jobs.garbage import collect_rarely
 
 # What the parent says: ("start", run, pickled function and shared), ("task", run, pickled item) and
 # ("forget", run). A task is answered by an Outcome.
@@ -69,6 +70,7 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     """Work until the parent closes the input or dies."""
+    collect_rarely()
     # Ctrl-C goes to every process of a terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()

@@ -11,6 +11,7 @@ import typer
 
 import foretoken
 from foretoken.app.cli.command_table import MARKUP, RootGroup
+from foretoken.jobs.garbage import collect_rarely
 
 # What `--help` says of all commands.
 _STATUS_HELP = (
@@ -108,6 +109,7 @@ def root(
 
 def main() -> None:
     """Run the program; Ctrl-C says so and leaves with the status shells expect."""
+    collect_rarely()
     try:
         app()
     except SystemExit as end:
