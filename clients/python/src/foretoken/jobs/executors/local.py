@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self, cast
@@ -28,6 +28,7 @@ from foretoken.jobs.executor import (
 )
 from foretoken.jobs.executors.outcome import Outcome
 from foretoken.jobs.executors.worker import FORGET, START, TASK
+from foretoken.jobs.process_setup import ONE_THREAD
 
 _QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 
@@ -48,12 +49,6 @@ def _read_quota(path: Path) -> int:
         return math.ceil(int(quota) / int(period))
     except (OSError, ValueError):
         return os.cpu_count() or 1
-
-
-# Workers are as many as the machine has cores: none of them needs threads.
-_ONE_THREAD: Mapping[str, str] = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
-)
 
 
 class WorkerDiedError(Exception):
@@ -84,7 +79,7 @@ class WorkerProcess:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+                env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
             )
         except OSError as err:
             raise WorkerDiedError(f"cannot be started: {err.strerror}") from err

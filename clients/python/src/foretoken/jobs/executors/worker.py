@@ -16,7 +16,7 @@ from functools import partial
 from typing import IO, Any
 
 from foretoken.jobs.executors.outcome import attempt
-from foretoken.jobs.garbage import collect_rarely
+from foretoken.jobs.process_setup import collect_rarely
 
 # What the parent says: ("start", run, pickled function and shared), ("task", run, pickled item) and
 # ("forget", run). A task is answered by an Outcome.

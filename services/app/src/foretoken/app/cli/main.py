@@ -11,7 +11,7 @@ import typer
 
 import foretoken
 from foretoken.app.cli.command_table import MARKUP, RootGroup
-from foretoken.jobs.garbage import collect_rarely
+from foretoken.jobs.process_setup import collect_rarely, use_one_thread
 
 # What `--help` says of all commands.
 _STATUS_HELP = (
@@ -90,6 +90,9 @@ def root(
     from foretoken.app.starter import with_starter
     from foretoken.domain.errors import ForetokenError
 
+    # What is profiled on the CPU has the threads that it has without us.
+    if context.invoked_subcommand != "profile":
+        use_one_thread()
     if output not in ("table", "json"):
         raise typer.BadParameter("--output is `table` or `json`")
     overrides: dict[str, object] = {"home": home, "log.level": log_level}
