@@ -90,10 +90,10 @@ def target(tmp_path: Path, make_catalog_path: Callable[[Path], str]) -> Iterator
 
 
 def _export(
-    catalog: CatalogService, path: Path, selection: MeasurementFilter = _ALL
+    catalog: CatalogService, path: Path, selection: MeasurementFilter = _ALL, **options: str
 ) -> ExportReport:
     runs = [summary.run for summary in catalog.list_runs()]
-    request = ExportRequest(path=path, selection=selection, runs=runs)
+    request = ExportRequest(path=path, selection=selection, runs=runs, options=options)
     return find_exporter("parquet").write(catalog.read_measurements(selection), request)
 
 
@@ -322,6 +322,34 @@ def test_a_dataset_of_the_first_version_is_read(
     list(target.record(plan.run, plan.batches))
     found = read_table(target.read_measurements(MeasurementFilter(device="a40")))
     assert [[None]] * 3 == [found[name].to_pylist() for name in LATER_COLUMNS]
+
+
+def test_a_dataset_has_columns_for_the_dimensions_of_the_operators_it_is_said_to_have(
+    source: CatalogService, target: CatalogService, tmp_path: Path
+) -> None:
+    """The rows are the same; those of another operator have no place, and nothing is left."""
+    gemms_only = MeasurementFilter(operator="gemm")
+    _export(source, tmp_path / "all", gemms_only)
+    _export(source, tmp_path / "set", gemms_only, operators="gemm", level="19")
+    dims = {name: set(_manifest(tmp_path / name)["dims"]) for name in ("all", "set")}
+    assert {"all": set(list_dims()), "set": {"m", "n", "k"}} == dims
+    found = [_manifest(tmp_path / name)["content_hash"] for name in ("all", "set")]
+    assert found[0] == found[1]
+    assert (tmp_path / "set" / _PART).stat().st_size < (tmp_path / "all" / _PART).stat().st_size
+    plan = _import(tmp_path / "set")
+    list(target.record(plan.run, plan.batches))
+    assert found[0] == target.describe_snapshot(gemms_only).content_hash
+    with pytest.raises(InvalidRequestError, match=r"options\.operators: there are rows of"):
+        _export(source, tmp_path / "other", operators="gemm")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("level", ["0", "23", "-1", "high", ""])
+def test_a_level_that_zstd_does_not_have_is_refused(
+    level: str, source: CatalogService, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidRequestError, match=r"options\.level: from 1 to 22"):
+        _export(source, tmp_path / "set", level=level)
 
 
 def test_a_file_changed_after_it_was_checked_is_not_recorded(

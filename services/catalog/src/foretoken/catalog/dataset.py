@@ -3,12 +3,13 @@
 `device=<device>/operator=<operator>/part-<n>.parquet`, as Hive lays out partitions, so DuckDB,
 pandas (through pyarrow) and Spark read the folder as one table. Every file has the same columns:
 the stored schema without the two that are folders, and in place of `dims` a column for each
-dimension of any operator, null where an operator has no such dimension. Times are UTC.
+dimension of any operator (or of those that are named), null where an operator has no such one.
+Times are UTC.
 `_manifest.json` says what the folder holds; names that begin with `_` are no data to those readers.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import MeasurementFilter, Run
-from foretoken.domain.operators.spec.operator import all_operators
+from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.wire.arrow import LATER_COLUMNS, STORED_SCHEMA
 
 # The tool of runs that are imports of datasets.
@@ -55,9 +56,15 @@ class DatasetManifest:
     files: tuple[DatasetFile, ...]
 
 
-def list_dims() -> tuple[str, ...]:
-    """Return the names of all dimensions of all operators."""
-    return tuple(sorted({name for spec in all_operators().values() for name in spec.dim_names}))
+def list_dims(operators: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the names of all dimensions of these operators; of all, if none is named.
+
+    Raises:
+        UnknownOperatorError: no file of that name.
+
+    """
+    specs = [find_operator(name) for name in operators] or all_operators().values()
+    return tuple(sorted({name for spec in specs for name in spec.dim_names}))
 
 
 def build_file_schema(dims: Sequence[str], version: int = DATASET_VERSION) -> pa.Schema:

@@ -16,6 +16,7 @@ from email.parser import HeaderParser
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.request import urlopen
 
@@ -261,15 +262,21 @@ def publish_dataset(
 
 
 def publish_rows(
-    rows: ArrowStream, runs: Sequence[Run], path: Path, selection: MeasurementFilter
+    rows: ArrowStream,
+    runs: Sequence[Run],
+    path: Path,
+    selection: MeasurementFilter,
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> ExportReport:
     """Write a dataset of rows in the stored schema, with the licences of its runs and a card.
+
+    `options` are the exporter's.
 
     Raises:
         InvalidRequestError: there is no row, or nobody said the licence of a run.
 
     """
-    request = ExportRequest(path=path, selection=selection, runs=runs)
+    request = ExportRequest(path=path, selection=selection, runs=runs, options=options)
     is_new = not path.exists()
     report = find_exporter(DATASET_TOOL).write(rows, request)
     with removed_on_failure(path, (*report.files, _CARD), is_new=is_new):

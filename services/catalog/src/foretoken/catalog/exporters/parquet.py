@@ -38,12 +38,16 @@ _WAITING_ROWS_MAX = 1_000_000
 _OPEN_FILES_MAX = 64
 # Columns that count rows.
 _COUNTING = ("row_index", "source_row")
+# How hard zstd compresses where nobody says, and at most. NVIDIA's tables of GEMM, experts and
+# attention are 4 to 9 % smaller by 9, 12 to 17 % by 19.
+_LEVEL, _LEVEL_MAX = 1, 22
 
 
 def _save(rows: pa.RecordBatchReader, request: ExportRequest) -> ExportReport:
     content = ContentHash()
     run_ids: dict[str, None] = {}
-    writer = _DatasetWriter(request.path, list_dims())
+    operators = list(filter(None, request.options.get("operators", "").split(",")))
+    writer = _DatasetWriter(request.path, list_dims(operators), level=_read_level(request))
     with removed_on_failure(request.path, writer.names, is_new=not request.path.exists()):
         with contextlib.closing(writer):
             for piece in rows:
@@ -68,6 +72,13 @@ def _save(rows: pa.RecordBatchReader, request: ExportRequest) -> ExportReport:
     return ExportReport(files=(*writer.names, MANIFEST_NAME), num_rows=content.num_rows)
 
 
+def _read_level(request: ExportRequest) -> int:
+    said = request.options.get("level", str(_LEVEL))
+    if not said.isdecimal() or not 1 <= int(said) <= _LEVEL_MAX:
+        raise InvalidRequestError.of_field("options.level", f"from 1 to {_LEVEL_MAX}")
+    return int(said)
+
+
 class _DatasetWriter:
     """Sorts rows into partitions and writes each in row groups."""
 
@@ -77,12 +88,14 @@ class _DatasetWriter:
         dims: Sequence[str],
         row_group_rows: int = _ROW_GROUP_ROWS,
         max_open_files: int = _OPEN_FILES_MAX,
+        level: int = _LEVEL,
     ) -> None:
         self.dims = tuple(dims)
         self.names: list[str] = []
         self._root = root
         self._row_group_rows = row_group_rows
         self._max_open_files = max_open_files
+        self._level = level
         self._schema = build_file_schema(dims)
         # Times differ in their low bytes, places of rows by one: neither repeats.
         self._encodings = {
@@ -98,8 +111,9 @@ class _DatasetWriter:
     def add(self, rows: pa.RecordBatch) -> None:
         """Take rows with their dimensions by place."""
         for partition, part in _split(rows):
+            columns = _to_columns(part, partition[1], self._schema)
             waiting = self._waiting.setdefault(partition, [])
-            waiting.append(_to_columns(part, partition[1], self._schema))
+            waiting.append(columns)
             if _count_rows(waiting) >= self._row_group_rows:
                 self._write(partition)
         while sum(map(_count_rows, self._waiting.values())) > _WAITING_ROWS_MAX:
@@ -116,9 +130,10 @@ class _DatasetWriter:
     def _write(self, partition: tuple[str, str]) -> None:
         rows = pa.Table.from_batches(self._waiting.pop(partition))
         with _writing_to(self._root):
-            self._file_of(partition).write_table(rows, row_group_size=self._row_group_rows)
+            writer = self._file_of(partition, rows)
+            writer.write_table(rows, row_group_size=self._row_group_rows)
 
-    def _file_of(self, partition: tuple[str, str]) -> parquet.ParquetWriter:
+    def _file_of(self, partition: tuple[str, str], first: pa.Table) -> parquet.ParquetWriter:
         if partition not in self._open:
             if len(self._open) == self._max_open_files:
                 self._open.pop(next(iter(self._open))).close()
@@ -128,12 +143,18 @@ class _DatasetWriter:
             path = path_inside(self._root, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             self.names.append(name)
+            # Most columns are those of other operators, and in a small file what is said of each
+            # column takes more than the rows.
+            filled = [name for name in first.schema.names if first[name].null_count < len(first)]
             self._open[partition] = parquet.ParquetWriter(
                 path,
                 self._schema,
                 compression="zstd",
-                use_dictionary=self._coded,
+                compression_level=self._level,
+                use_dictionary=[name for name in self._coded if name in filled],
+                write_statistics=False,
                 column_encoding=self._encodings,
+                store_schema=False,
             )
         return self._open[partition]
 
@@ -162,7 +183,10 @@ def _split(rows: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], pa.RecordBat
 
 def _to_columns(rows: pa.RecordBatch, operator: str, wanted: pa.Schema) -> pa.RecordBatch:
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
-    for name, place in zip(find_operator(operator).dim_names, DIM_COLUMNS, strict=False):
+    own = find_operator(operator).dim_names
+    if not set(own) <= set(wanted.names):
+        raise InvalidRequestError.of_field("options.operators", f"there are rows of {operator} too")
+    for name, place in zip(own, DIM_COLUMNS, strict=False):
         columns[name] = columns[place]
     empty = pa.nulls(rows.num_rows, pa.int64())
     arrays = [columns.get(field.name, empty).cast(field.type) for field in wanted]
@@ -223,4 +247,8 @@ EXPORTER = Exporter(
     name="parquet",
     summary="a folder of Parquet files by device and operator, for DuckDB, pandas and Spark",
     save=_save,
+    options={
+        "level": f"how hard zstd compresses, from 1 to {_LEVEL_MAX}",
+        "operators": "what the rows are of, with commas: columns for their dimensions alone",
+    },
 )
