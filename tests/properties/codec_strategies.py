@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
+from foretoken.api.simulator.v1 import simulator_service_pb2 as simulator_pb2
 from foretoken.api.types.v1 import (
     artifact_pb2,
     correction_pb2,
@@ -33,6 +34,7 @@ from foretoken.api.types.v1 import (
     workload_pb2,
 )
 from foretoken.domain import ports, schema
+from foretoken.domain.definition import Definition
 from foretoken.domain.frameworks import engine
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.hardware.device import DeviceSpec
@@ -67,6 +69,7 @@ from foretoken.wire import codec
 MIRRORS: Mapping[type, type[Message]] = {
     Artifact: artifact_pb2.Artifact,
     Echo: echo_pb2.Echo,
+    Definition: simulator_pb2.Definition,
     DeviceSpec: hardware_pb2.DeviceSpec,
     Job: job_pb2.Job,
     LayerKind: model_pb2.LayerKind,

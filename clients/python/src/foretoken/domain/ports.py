@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foretoken.domain.alias import settle_devices
+from foretoken.domain.definition import Definition
 from foretoken.domain.job import Job, Watch
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
 from foretoken.domain.measurements.estimate import Explanation, LatencyQuery, LatencyReply
@@ -250,6 +251,9 @@ class PredictorPort(JobsPort, Protocol):
 
 class SimulatorPort(JobsPort, Protocol):
     """Evaluates whole deployments and training configurations."""
+
+    def list_definitions(self, kind: str) -> tuple[Definition, ...]:
+        """Return the names of a kind that requests can use: models, devices, engines and others."""
 
     def create_serving_simulation(self, scenario: ServingScenario) -> Job:
         """Start simulating a serving deployment."""

@@ -3,7 +3,7 @@
 A message mirrors its dataclass field by field. The names differ by three rules, all in
 `proto_field_name`. A field whose default is not protobuf's zero has presence in the proto, and not
 set means the domain's default; an unspecified enum likewise. Mappings keyed by an enum travel keyed
-by its name in lower case.
+by its name in lower case. A model may be named instead of sent: `model_ref`, next to `model`.
 """
 
 import dataclasses
@@ -18,7 +18,9 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor
 from google.protobuf.message import Message
 
 from foretoken.domain import schema
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import FieldViolation, ForetokenError, InvalidRequestError
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.models.load import load_model
 from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.report import ServingReport
@@ -37,6 +39,9 @@ ARROW_FIELDS: Mapping[tuple[type, str], str] = {
     (TrainingReport, "traffic"): "traffic",
     (TrainingSearchReport, "candidates"): "candidates",
 }
+
+# What the names of fields end with that name what the field without that holds.
+NAMED = "_ref"
 
 _BOOLEAN_PREFIX = re.compile(r"^(is|has|was)_")
 _COUNT = re.compile(r"^(|.*_)num_(.*)$")
@@ -195,7 +200,9 @@ def _build(message: Message, cls: type, path: str, violations: list[FieldViolati
     arguments: dict[str, Any] = {}
     for plan in _plan(cls, message.DESCRIPTOR):
         if plan.has_presence and not message.HasField(plan.proto_name):
-            if plan.is_optional and not plan.has_default:
+            if named := getattr(message, f"{plan.proto_name}{NAMED}", ""):
+                arguments[plan.name] = _find_named(named, _join(path, plan.name), violations)
+            elif plan.is_optional and not plan.has_default:
                 arguments[plan.name] = None
             elif not plan.has_default:
                 violations.append(FieldViolation(_join(path, plan.name), "must be set"))
@@ -211,6 +218,16 @@ def _build(message: Message, cls: type, path: str, violations: list[FieldViolati
     except InvalidRequestError as err:
         found = err.violations or (FieldViolation("", err.message),)
         violations.extend(FieldViolation(_join(path, v.field), v.description) for v in found)
+        return None
+
+
+def _find_named(text: str, path: str, violations: list[FieldViolation]) -> ModelArchitecture | None:
+    """Return the model of a name, or of the text of a `config.json`; no file of this machine."""
+    try:
+        is_config = text.lstrip().startswith("{")
+        return load_model(text) if is_config else find_model(text)
+    except ForetokenError as err:
+        violations.append(FieldViolation(f"{path}{NAMED}", err.message))
         return None
 
 

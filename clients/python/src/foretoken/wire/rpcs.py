@@ -124,6 +124,9 @@ class PredictorRpcs(JobRpcs, service="foretoken.api.predictor.v1.PredictorServic
 class SimulatorRpcs(JobRpcs, service="foretoken.api.simulator.v1.SimulatorService"):
     """Of `SimulatorPort`."""
 
+    list_definitions = Pages(
+        SimulatorPort.list_definitions, Right.READ, key="name", is_idempotent=True
+    )
     create_serving_simulation = Unary(SimulatorPort.create_serving_simulation, Right.PLAN)
     read_serving_table = Table(SimulatorPort.read_serving_table, Right.READ, is_idempotent=True)
     get_serving_report = Report(

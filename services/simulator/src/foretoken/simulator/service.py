@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from foretoken.domain.definition import Definition, list_definitions
 from foretoken.domain.errors import CancelledJobError, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
@@ -222,6 +223,15 @@ class SimulatorService(RunsJobs):
         """
         _check_hardware(scenario)
         return plan_memory(scenario)
+
+    def list_definitions(self, kind: str) -> tuple[Definition, ...]:
+        """Return the names of a kind that requests can use.
+
+        Raises:
+            InvalidRequestError: there is no such kind.
+
+        """
+        return list_definitions(kind)
 
     def plan_training_run(self, request: TrainingRunRequest) -> TrainingRunReport:
         """Return what a whole run takes, failures, money and a target date included.

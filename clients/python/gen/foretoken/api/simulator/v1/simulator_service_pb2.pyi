@@ -3,12 +3,14 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from foretoken.api.types.v1 import scenario_pb2 as _scenario_pb2
 from foretoken.api.types.v1 import search_pb2 as _search_pb2
 from foretoken.api.types.v1 import training_run_pb2 as _training_run_pb2
 from foretoken.api.types.v1 import training_search_pb2 as _training_search_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -453,3 +455,93 @@ class ReadTrainingSearchTableRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadTrainingSearchTableRequest: _TypeAlias = ReadTrainingSearchTableRequest  # noqa: Y015
+
+@_typing.final
+class ListDefinitionsRequest(_message.Message):
+    """Ask for the names of a kind."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"models", "devices", "topologies", "engines", "trainers", "price_lists" or "datasets". Empty: an
+    error.
+    """
+    page_size: _builtins.int
+    """Most definitions in one answer, up to 1000. 0: 100."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDefinitionsRequest: _TypeAlias = ListDefinitionsRequest  # noqa: Y015
+
+@_typing.final
+class ListDefinitionsResponse(_message.Message):
+    """A page of definitions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFINITIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Ask with it for the next page. Empty: this is the last."""
+    @_builtins.property
+    def definitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Definition]:
+        """By name. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        definitions: _abc.Iterable[Global___Definition] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definitions", b"definitions", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDefinitionsResponse: _TypeAlias = ListDefinitionsResponse  # noqa: Y015
+
+@_typing.final
+class Definition(_message.Message):
+    """A name that requests can use."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    CONTENT_JSON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name. Empty: none."""
+    description: _builtins.str
+    """What it is, in a line. Empty: the name says it."""
+    content_json: _builtins.str
+    """What it stands for, as JSON with the keys of its file. Empty: nothing."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        content_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_json", b"content_json", "description", b"description", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Definition: _TypeAlias = Definition  # noqa: Y015

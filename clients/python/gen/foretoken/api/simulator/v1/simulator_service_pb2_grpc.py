@@ -131,6 +131,11 @@ class SimulatorServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingSearchTableRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
                 _registered_method=True)
+        self.ListDefinitions = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/ListDefinitions',
+                request_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ListDefinitionsRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ListDefinitionsResponse.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/foretoken.api.simulator.v1.SimulatorService/GetJob',
                 request_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.GetJobRequest.SerializeToString,
@@ -289,6 +294,13 @@ class SimulatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDefinitions(self, request, context):
+        """Return the names of a kind that requests can use, with what each stands for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetJob(self, request, context):
         """Return a job now.
         """
@@ -409,6 +421,11 @@ def add_SimulatorServiceServicer_to_server(servicer, server):
                     servicer.ReadTrainingSearchTable,
                     request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingSearchTableRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.SerializeToString,
+            ),
+            'ListDefinitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDefinitions,
+                    request_deserializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ListDefinitionsRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ListDefinitionsResponse.SerializeToString,
             ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
@@ -918,6 +935,33 @@ class SimulatorService(object):
             '/foretoken.api.simulator.v1.SimulatorService/ReadTrainingSearchTable',
             foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ReadTrainingSearchTableRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.ArrowChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDefinitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/ListDefinitions',
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ListDefinitionsRequest.SerializeToString,
+            foretoken_dot_api_dot_simulator_dot_v1_dot_simulator__service__pb2.ListDefinitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -85,6 +85,8 @@ class SimulatorServiceStub:
     """Stream one table of a finished training search as one Arrow IPC stream, in pieces. "candidates"
     has a row per strategy, best first; docs/reference/training-search-report.md lists its columns.
     """
+    ListDefinitions: _grpc.UnaryUnaryMultiCallable[_simulator_service_pb2.ListDefinitionsRequest, _simulator_service_pb2.ListDefinitionsResponse]
+    """Return the names of a kind that requests can use, with what each stands for."""
     GetJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]
     """Return a job now."""
     ListJobs: _grpc.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]
@@ -145,6 +147,8 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     """Stream one table of a finished training search as one Arrow IPC stream, in pieces. "candidates"
     has a row per strategy, best first; docs/reference/training-search-report.md lists its columns.
     """
+    ListDefinitions: _aio.UnaryUnaryMultiCallable[_simulator_service_pb2.ListDefinitionsRequest, _simulator_service_pb2.ListDefinitionsResponse]  # type: ignore[assignment]
+    """Return the names of a kind that requests can use, with what each stands for."""
     GetJob: _aio.UnaryUnaryMultiCallable[_job_pb2.GetJobRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Return a job now."""
     ListJobs: _aio.UnaryUnaryMultiCallable[_job_pb2.ListJobsRequest, _job_pb2.ListJobsResponse]  # type: ignore[assignment]
@@ -310,6 +314,14 @@ class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Stream one table of a finished training search as one Arrow IPC stream, in pieces. "candidates"
         has a row per strategy, best first; docs/reference/training-search-report.md lists its columns.
         """
+
+    @_abc_1.abstractmethod
+    def ListDefinitions(
+        self,
+        request: _simulator_service_pb2.ListDefinitionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_simulator_service_pb2.ListDefinitionsResponse, _abc.Awaitable[_simulator_service_pb2.ListDefinitionsResponse]]:
+        """Return the names of a kind that requests can use, with what each stands for."""
 
     @_abc_1.abstractmethod
     def GetJob(
