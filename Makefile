@@ -260,8 +260,9 @@ metrics-reference: setup ## make docs/reference/metrics.md anew from the registr
 	$(BIN)/python -m foretoken.domain.metrics.reference > docs/reference/metrics.md
 
 .PHONY: docs
-docs: setup ## make the keys in docs/reference anew from the fields of scenarios
+docs: setup ## make the keys in docs/reference anew from the fields of scenarios, and the calls from the protos
 	$(BIN)/python -m foretoken.app.scenario_file docs/reference/scenario-files.md
+	$(BIN)/python -m foretoken.app.web.openapi docs/reference/http-api.md
 
 .PHONY: format
 format: setup ## put every file into its canonical form

@@ -10,8 +10,8 @@ import pytest
 def _read_all(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): path.read_text(encoding="utf-8")
-        for path in sorted((folder / "foretoken" / "api").rglob("*.py*"))
-        if path.suffix in {".py", ".pyi"}
+        for path in sorted((folder / "foretoken" / "api").rglob("*.*"))
+        if path.suffix in {".py", ".pyi", ".json"}
     }
 
 

@@ -10,10 +10,11 @@ from aiohttp import web
 
 from foretoken.app.access import Access, Tokens
 from foretoken.app.config import ServerConfig
-from foretoken.app.web.api import add_api
+from foretoken.app.web.api import PREFIX, add_api, compressed
 from foretoken.app.web.callers import Callers, build_tls
 from foretoken.app.web.calls import Calls, OfferedServices
 from foretoken.app.web.guard import RequestGuard
+from foretoken.app.web.openapi import describe_api
 from foretoken.app.web.pages import Pages
 from foretoken.domain.errors import InvalidRequestError
 
@@ -90,6 +91,7 @@ class WebServer:
         add_api(app.router, self._calls, self._callers)
         Pages(self._calls, self._callers).add(app.router)
         app.router.add_get("/healthz", _answer_health)
+        app.router.add_get(f"{PREFIX}/openapi.json", self._describe)
         # Whoever leaves ends what he waited for.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=self._config.grace_s
@@ -99,6 +101,9 @@ class WebServer:
         await site.start()
         host_and_port: tuple[str, int] = self._runner.addresses[0]
         return host_and_port[1]
+
+    async def _describe(self, _request: web.Request) -> web.Response:
+        return compressed(web.json_response(describe_api(self.offered.names)))
 
 
 async def _answer_health(_request: web.Request) -> web.Response:
