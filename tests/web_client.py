@@ -62,13 +62,16 @@ class WebClient:
 
 @contextmanager
 def serve_home(
-    home: Path, config: ServerConfig | None = None, services: tuple[str, ...] = SERVICES
+    home: Path, server: ServerConfig | None = None, services: tuple[str, ...] = SERVICES
 ) -> Iterator[WebClient]:
     """Serve the services of a home over HTTP."""
-    server_config = config or ServerConfig(http_port=0)
-    with Composition(AppConfig(home=str(home), server=server_config)) as composition:
-        server = serve_web(server_config, services, composition)
+    server_config = server or ServerConfig(http_port=0)
+    # As a server that stays does.
+    simulator = {"resumes_at_start": True}
+    config = AppConfig(home=str(home), server=server_config, simulator=simulator)
+    with Composition(config) as composition:
+        running = serve_web(server_config, services, composition)
         try:
-            yield WebClient(server.port)
+            yield WebClient(running.port)
         finally:
-            server.close()
+            running.close()

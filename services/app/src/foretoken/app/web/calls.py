@@ -126,6 +126,12 @@ class Calls:
         self.access = access
         self._config = config
         self._lanes: dict[str, Lane] = {}
+        self._streams: set[CallContext] = set()
+
+    def end_streams(self) -> None:
+        """End what is being streamed: whoever watches goes on with another server."""
+        for context in tuple(self._streams):
+            context.leave()
 
     def close(self) -> None:
         """Make no more threads."""
@@ -163,9 +169,11 @@ class Calls:
                         return
                     asyncio.run_coroutine_threadsafe(_await(take, item), loop).result()
 
+        self._streams.add(context)
         try:
             await self.run(messages.line.rpc_name, call)
         finally:
+            self._streams.discard(context)
             context.leave()
 
     async def run(self, method: str, work: Callable[[], T]) -> T:

@@ -88,6 +88,7 @@ class WebServer:
             middlewares=[guard.guard], client_max_size=self._config.http_max_bytes
         )
         app.on_response_prepare.append(guard.add_headers)
+        app.on_shutdown.append(self._end_streams)
         add_api(app.router, self._calls, self._callers)
         Pages(self._calls, self._callers).add(app.router)
         app.router.add_get("/healthz", _answer_health)
@@ -101,6 +102,9 @@ class WebServer:
         await site.start()
         host_and_port: tuple[str, int] = self._runner.addresses[0]
         return host_and_port[1]
+
+    async def _end_streams(self, _app: web.Application) -> None:
+        self._calls.end_streams()
 
     async def _describe(self, _request: web.Request) -> web.Response:
         return compressed(web.json_response(describe_api(self.offered.names)))

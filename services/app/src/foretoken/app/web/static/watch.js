@@ -1,16 +1,30 @@
 // A job's page: progress as it comes, and the result's page when it is there.
 import { follow, isFinal, stateWord } from "./events.js";
 
+const say = (text) => { document.getElementById("message").textContent = text; };
+const AWAY = "The server is away; the page goes on when it is back.";
+
+// Anew, once there is somebody to answer: a page that cannot be loaded would look no further.
+async function renew() {
+  try {
+    await fetch(location.href, { method: "GET" });
+    location.reload();
+  } catch {
+    say(AWAY);
+    setTimeout(renew, 1000);
+  }
+}
+
 const watched = document.getElementById("watched");
 const { service, job } = watched.dataset;
 follow(`/v1/${service}/watch_job?job_id=${encodeURIComponent(job)}`, {
   take(state) {
     document.getElementById("progress").value = state.progress_ratio;
-    document.getElementById("message").textContent = state.message;
+    say(state.message);
     document.getElementById("state").textContent = stateWord(state.state);
-    if (isFinal(state.state)) location.reload();
+    if (isFinal(state.state)) renew();
   },
-  done() { location.reload(); },
-  lost() { document.getElementById("message").textContent = "The server is away; the page goes on when it is back."; },
-  failed(problem) { document.getElementById("message").textContent = problem.detail; },
+  done: renew,
+  lost() { say(AWAY); },
+  failed(problem) { say(problem.detail); },
 });

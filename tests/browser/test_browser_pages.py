@@ -1,0 +1,245 @@
+"""The pages in a real browser: what people do there, what assistive technology finds there."""
+
+import json
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from web_client import WebClient, serve_home
+
+from foretoken.app.config import ServerConfig
+
+pytestmark = pytest.mark.slow
+
+_SERVICES = ("catalog", "predictor", "simulator")
+_QUESTION = {
+    "model": "llama-3.1-8b",
+    "devices": "h100_sxm",
+    "gpus": "1",
+    "isl": "64",
+    "osl": "16",
+    "tpot": "200ms",
+    "mode": "aggregated",
+    "batch": "4,8",
+    "finalists": "2",
+}
+_HOSTILE = "<img src=x onerror=alert(1)>"
+_CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "_name_or_path": _HOSTILE,
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+# What a page has to be free of; the lesser ones are advice.
+_GRAVE = {"serious", "critical"}
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
+    with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
+        yield client
+
+
+@contextmanager
+def _open(browser: Any, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
+    """Yield a page; an error of a script, or something that its policy stopped, fails the test."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
+    )
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
+    yield page
+    context.close()
+    assert [] == wrong
+
+
+def _address(web: WebClient, path: str) -> str:
+    return f"http://127.0.0.1:{web.port}{path}"
+
+
+def _ask(web: WebClient, **fields: str) -> tuple[str, str]:
+    """Return the jobs of a closed form and of its simulation, both done."""
+    form = urlencode({**_QUESTION, **fields})
+    asked = web.send("POST", "/", form, Content_Type="application/x-www-form-urlencoded")
+    quick, _, whole = asked.headers["Location"].removeprefix("/answers/").partition("?simulation=")
+    for job_id in filter(None, (quick, whole)):
+        web.get(f"/v1/simulator/watch_job?job_id={job_id}")
+    return quick, whole
+
+
+@pytest.fixture(scope="module")
+def answered(web: WebClient) -> tuple[str, str]:
+    return _ask(web)
+
+
+_VIEWS = (
+    "/",
+    "/train",
+    "/?model=llama-3.1-8bb&isl=x",
+    "/answers/{whole}",
+    "/jobs",
+    "/results",
+    "/results?q=no-such",
+    "/compare",
+    "/compare?run={quick}&run={whole}",
+    "/catalog",
+    "/catalog/sql?q=select+1+as+one",
+    "/sign-in",
+    "/answers/no-such",
+)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("path", _VIEWS)
+def test_a_page_has_no_grave_barrier(
+    browser: Any, web: WebClient, answered: tuple[str, str], path: str, width: int, scheme: str
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not there")
+    quick, whole = answered
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
+    )
+    page = context.new_page()
+    page.goto(_address(web, path.format(quick=quick, whole=whole)))
+    page.wait_for_load_state("networkidle") if "/jobs" not in path else page.wait_for_load_state()
+    found = axe.Axe().run(page).response["violations"]
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    landmarks = page.locator("main").count()
+    context.close()
+    assert [] == [
+        (one["id"], [node["html"] for node in one["nodes"]][:3])
+        for one in found
+        if one["impact"] in _GRAVE
+    ]
+    assert (True, 1) == (wide <= width, landmarks)
+
+
+def test_a_new_user_asks_and_has_manifests(browser: Any, web: WebClient, tmp_path: Path) -> None:
+    """The question as it stands there, changed in two fields; five clicks to the files."""
+    with _open(browser) as page:
+        page.goto(_address(web, "/"))
+        page.get_by_label("How many there are").fill("1")
+        page.get_by_label("Prompt tokens").fill("64")
+        page.get_by_label("Answer tokens").fill("16")
+        page.get_by_label("Time per output token, mean").fill("200ms")
+        page.get_by_text("How much is computed").click()
+        page.get_by_label("finalists").fill("1")
+        page.get_by_role("button", name="Answer").click()
+        page.wait_for_url("**/answers/**")
+        page.get_by_text("meet the limits; best").wait_for()
+        link = page.get_by_role("link", name="Show the whole answer")
+        link.wait_for(timeout=120_000)
+        link.click()
+        with page.expect_download() as downloading:
+            page.get_by_role("link", name="Download manifests").click()
+        downloading.value.save_as(tmp_path / "deployment.zip")
+        assert "README.md" in zipfile.ZipFile(tmp_path / "deployment.zip").namelist()
+
+
+def test_limits_rank_again_and_the_link_shows_the_same(
+    browser: Any, web: WebClient, answered: tuple[str, str]
+) -> None:
+    with _open(browser) as page:
+        page.goto(_address(web, f"/answers/{answered[1]}"))
+        counted = page.locator("#counted")
+        counted.get_by_text("meet the limits").wait_for()
+        page.locator("#c-tpot").evaluate(
+            "one => { one.value = 0; one.dispatchEvent(new Event('input')); }"
+        )
+        counted.get_by_text("loosen one").wait_for()
+        page.locator("#c-tpot").evaluate(
+            "one => { one.value = 1000; one.dispatchEvent(new Event('input')); }"
+        )
+        page.get_by_label("USD an hour of one h100_sxm").fill("2.5")
+        page.get_by_label("What ranks").select_option("cost")
+        page.wait_for_url("**price.h100_sxm=2.5**")
+        shown, address = counted.inner_text(), page.url
+        first = page.locator("#candidates tbody tr").first.inner_text()
+    with _open(browser) as other:
+        other.goto(address)
+        other.locator("#counted").get_by_text("meet the limits").wait_for()
+        assert shown == other.locator("#counted").inner_text()
+        assert first == other.locator("#candidates tbody tr").first.inner_text()
+
+
+def test_a_table_sorts_by_keyboard(browser: Any, web: WebClient, answered: tuple[str, str]) -> None:
+    with _open(browser) as page:
+        page.goto(_address(web, f"/answers/{answered[1]}"))
+        button = page.get_by_role("button", name="TPOT (ms)")
+        button.focus()
+        page.keyboard.press("Enter")
+        cells = page.locator("#candidates tbody tr td:nth-of-type(7)").all_inner_texts()
+        times = [float(text.replace(",", "")) for text in cells]
+        assert sorted(times) == times
+        assert "ascending" == page.locator("#candidates th[aria-sort]").get_attribute("aria-sort")
+
+
+def test_a_job_is_followed_over_a_restart(browser: Any, tmp_path: Path) -> None:
+    """The page says that the server is away, and goes to the result when the job is done."""
+    with serve_home(tmp_path, services=_SERVICES) as web:
+        port = web.port
+        form = urlencode(
+            {**_QUESTION, "gpus": "4", "batch": "1:256", "osl": "256", "finalists": "60"}
+        )
+        asked = web.send("POST", "/", form, Content_Type="application/x-www-form-urlencoded")
+        job_id = asked.headers["Location"].partition("?simulation=")[2]
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(_address(web, f"/jobs/simulator/{job_id}"))
+        page.locator("#state").get_by_text("running").wait_for()
+    page.get_by_text("The server is away").wait_for()
+    with serve_home(tmp_path, ServerConfig(http_port=port), _SERVICES):
+        page.wait_for_url(f"**/answers/{job_id}", timeout=180_000)
+        page.get_by_role("heading", name="Simulated request by request").wait_for()
+    context.close()
+
+
+def test_names_of_others_are_shown_as_text(browser: Any, web: WebClient) -> None:
+    """In pages of ours, in the report within a frame, and in the comparison."""
+    quick, _ = _ask(web, config=json.dumps(_CONFIG), finalists="0")
+    with _open(browser) as page:
+        for path in (f"/answers/{quick}", f"/results/{quick}/report", "/results", "/jobs"):
+            page.goto(_address(web, path))
+            page.wait_for_timeout(300)
+        assert page.locator("img").count() == 0
+        page.goto(_address(web, "/results"))
+        assert _HOSTILE in page.locator("main").inner_text()
+
+
+def test_a_hundred_thousand_candidates_are_ranked_again(
+    browser: Any, web: WebClient, answered: tuple[str, str]
+) -> None:
+    """The columns of a small answer, each repeated until there are so many."""
+    columns = web.get(f"/answers/{answered[1]}/candidates").json
+    size = len(columns["rank"])
+
+    def grow(column: Any) -> Any:
+        if isinstance(column, dict):
+            return {**column, "at": [column["at"][row % size] for row in range(100_000)]}
+        return [column[row % size] for row in range(100_000)]
+
+    body = json.dumps({name: grow(column) for name, column in columns.items()})
+    with _open(browser) as page:
+        page.route("**/candidates", lambda route: route.fulfill(body=body))
+        page.goto(_address(web, f"/answers/{answered[1]}"))
+        page.locator("#counted").get_by_text("of 100,000 meet the limits").wait_for()
+        page.get_by_label("Filter by words").fill("no-such-words")
+        page.locator("#counted").get_by_text("None of 100,000").wait_for()
+        page.get_by_label("Filter by words").fill("h100")
+        page.locator("#counted").get_by_text("of 100,000 meet the limits").wait_for()
+        assert 200 == page.locator("#candidates tbody tr").count()
