@@ -37,8 +37,8 @@ _PLOT = Plot(title="Goodput", table=_TABLE, x="goodput_rps", y="mfu_ratio", by="
 
 
 def _page(*blocks: object) -> Page:
-    question = (f"How much? {_HOSTILE}",)
-    return Page(title=_HOSTILE, question=question, rests_on=("nothing",), blocks=blocks)  # type: ignore[arg-type]
+    about = (("question", f"How much? {_HOSTILE}"), ("rests on", "nothing"))
+    return Page(title=_HOSTILE, about=about, blocks=blocks)  # type: ignore[arg-type]
 
 
 def test_numbers_are_written_by_their_unit() -> None:

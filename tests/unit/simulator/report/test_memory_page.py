@@ -2,14 +2,16 @@
 
 from dataclasses import replace
 
+from page_structure import marked
+
 from foretoken.domain.requests.training_run import TrainingMemoryReport
 from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 from foretoken.simulator.report.memory_sections import (
-    draw_stages,
     memory_sections,
     render_memory,
+    stages_chart,
 )
 
 _STAGE = StageMemory(
@@ -37,17 +39,17 @@ def test_a_page_tells_the_fullest_stage_and_what_helps() -> None:
 
 
 def test_a_picture_has_what_is_not_in_tensors_and_the_device() -> None:
-    picture = draw_stages(_REPORT.memory, "memory")
-    for text in ("allocator and headroom", "device: 80 GiB", "weights", "activations"):
-        assert text in picture
-    assert "gradients" not in picture
+    chart = stages_chart(_REPORT.memory, "memory")
+    parts = {"allocator and headroom", "weights", "activations"}
+    assert parts == set(chart.table.values("part"))
+    assert ["device: 80 GiB"] == marked(chart)
 
 
 def test_devices_that_differ_are_told_of_every_stage() -> None:
     stages = (_STAGE, replace(_STAGE, stage=1, device_bytes=24 * GIB))
-    picture = draw_stages(stages, "memory")
-    for text in ("stage 0 (of 80 GiB)", "stage 1 (of 24 GiB)", "smallest device: 24 GiB"):
-        assert text in picture
+    chart = stages_chart(stages, "memory")
+    assert {"stage 0 (of 80 GiB)", "stage 1 (of 24 GiB)"} == set(chart.table.values("row"))
+    assert ["smallest device: 24 GiB"] == marked(chart)
 
 
 def test_many_stages_are_drawn_by_the_fullest() -> None:

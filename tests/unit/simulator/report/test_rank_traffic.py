@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from page_structure import drawn
 from training_examples import build_training
 
 from foretoken.domain.results.training_report import TrafficColumns, TrainingReport
@@ -52,19 +53,20 @@ def test_the_table_counts_bytes_by_axis(section: Section) -> None:
 
 
 def test_the_section_draws_all_and_each_axis(section: Section) -> None:
-    whole, by_axis = section.pictures
+    whole, tp, pp = drawn(section.pictures)
     assert "4 neighbours share a cell" in whole.caption
-    assert "What 4 devices together send in one step" in whole.svg
-    assert "along tp" in by_axis.svg
-    assert "along pp" in by_axis.svg
+    assert "What 4 devices together send in one step" == whole.title
+    assert [(0, 0, 8.0), (0, 4, 1.0), (4, 0, 3.0)] == list(whole.table.rows)
+    assert tp.title.endswith("along tp")
+    assert [(0, 4, 1.0), (4, 0, 3.0)] == list(pp.table.rows)
 
 
 def test_one_axis_is_drawn_once() -> None:
     one = TrafficColumns(axis=("dp",), source=(0,), target=(1,), num_devices=(1,), bytes=(5.0,))
     found = traffic_section(replace(build_training(), num_devices=2, traffic=one))
     assert found is not None
-    assert len(found.pictures) == 1
-    assert "What each device sends in one step" in found.pictures[0].svg
+    (chart,) = drawn(found.pictures)
+    assert "What each device sends in one step" == chart.title
 
 
 def test_a_step_on_one_device_has_no_such_section() -> None:

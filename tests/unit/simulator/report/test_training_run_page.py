@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from page_structure import charts_of
 from training_run_examples import RUN_REPORT
 
 from foretoken.domain.requests.training_run import TrainingRunReport
@@ -18,7 +19,11 @@ def test_a_page_has_the_answer_its_parts_and_what_it_rests_on() -> None:
     page = render_page("a run", training_run_sections(RUN_REPORT))
     for text in ("46.5", "94.9%", "35,712", "devices for 50 days", "a note", "94 GB every 60 min"):
         assert text in page
-    assert page.count("<svg") == 4
+    expected = {
+        *("The expected days", "What is lost", "Goodput by the interval of checkpoints"),
+        *("Days by devices", "Cost by devices"),
+    }
+    assert expected == set(charts_of(page))
 
 
 def test_sections_without_figures_are_left_out() -> None:

@@ -5,6 +5,7 @@ from html import unescape
 
 import numpy as np
 import pytest
+from page_structure import charts_of
 from served_runs import StepCost, serve, usual_cost
 
 from foretoken.domain.errors import InvalidRequestError
@@ -266,14 +267,20 @@ def test_one_request_of_one_token_can_be_compared() -> None:
     validation = validate_serving(run, report)
     assert -0.2 == pytest.approx(_metric(validation, "ttft_ms"))
     assert validation.decode is None
-    assert "<svg" in render_page("one", validation_sections(validation))
+    assert "A mean request" in charts_of(render_page("one", validation_sections(validation)))
 
 
 def test_the_page_shows_findings_figures_and_pictures() -> None:
     validation = validate_serving(serve().as_run(), serve(_slower(0.8)).as_report())
-    page = unescape(render_page("comparison", validation_sections(validation)))
+    written = render_page("comparison", validation_sections(validation))
+    page = unescape(written)
     assert all(finding.text in page for finding in validation.findings)
-    assert 3 == page.count("<svg")
+    charts = charts_of(written)
+    assert {"A mean request", "Time to first token", "End-to-end latency"} == set(charts)
+    pairs = charts["End-to-end latency"]["table"]["rows"]
+    assert [item.measured_e2e_latency_ms for item in validation.requests] == [
+        measured for measured, _ in pairs
+    ]
     assert "Requests furthest off" in page
 
 

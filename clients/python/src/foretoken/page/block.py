@@ -168,6 +168,15 @@ class Chart:
     thinned: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """An SVG element that no kind of chart draws, with a text that says what it shows."""
+
+    svg: str
+    caption: str
+    title: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """A paragraph; what is between backticks is code. `alert` stands out, `code` stays as it is."""
@@ -185,16 +194,20 @@ class Section:
     open: bool = True
 
 
-Block = Figures | Table | Chart | Text | Section
+Block = Figures | Table | Chart | Picture | Text | Section
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """A page: its question, what its answer rests on, and its blocks, the answer first."""
+    """A page: what it is about, and its blocks, the answer first.
+
+    `about` are lines with their names: the question, what the answer rests on, what would narrow
+    it. `subtitle` says what made the page.
+    """
 
     title: str
-    question: Sequence[str] = ()
-    rests_on: Sequence[str] = ()
+    subtitle: str = ""
+    about: Sequence[tuple[str, str]] = ()
     blocks: Sequence[Block] = field(default_factory=tuple)
 
 
@@ -204,26 +217,26 @@ def to_json(block: Block | Page) -> dict[str, Any]:
     A table's rows are lists of plain values, and `tones` those of cells that stand out by row and
     column; what is no number (NaN, infinite) is None.
     """
-    kind = {"kind": type(block).__name__.lower()}
-    if isinstance(block, Table):
-        return kind | _table_to_json(block)
-    if isinstance(block, Figures):
-        return kind | {"values": [_value_to_json(value) for value in block.values]}
-    if isinstance(block, Chart):
-        return kind | {
-            "title": block.title,
-            "caption": block.caption,
-            "spec": block.spec,
-            "thinned": list(block.thinned),
-            "table": to_json(block.table),
-        }
-    if isinstance(block, Text):
-        return kind | {"text": block.text, "tone": block.tone}
-    blocks = {"blocks": [to_json(item) for item in block.blocks]}
-    if isinstance(block, Section):
-        return kind | {"title": block.title, "open": block.open} | blocks
-    lines = {"question": list(block.question), "rests_on": list(block.rests_on)}
-    return kind | {"title": block.title} | lines | blocks
+    data: dict[str, Any]
+    match block:
+        case Table():
+            data = _table_to_json(block)
+        case Figures():
+            data = {"values": [_value_to_json(value) for value in block.values]}
+        case Chart():
+            spec = {"spec": block.spec, "thinned": list(block.thinned)}
+            data = {"caption": block.caption, **spec, "table": to_json(block.table)}
+        case Picture():
+            data = {"caption": block.caption, "svg": block.svg}
+        case Text():
+            data = {"text": block.text, "tone": block.tone}
+        case Section():
+            data = {"open": block.open, "blocks": [to_json(item) for item in block.blocks]}
+        case Page():
+            about = {"subtitle": block.subtitle, "about": [list(line) for line in block.about]}
+            data = about | {"blocks": [to_json(item) for item in block.blocks]}
+    title = {} if isinstance(block, Table | Figures | Text) else {"title": block.title}
+    return {"kind": type(block).__name__.lower()} | title | data
 
 
 def _plain(cell: Scalar | Cell) -> Scalar:

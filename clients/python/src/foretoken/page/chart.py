@@ -6,7 +6,7 @@ Colours that people with any colour vision can tell apart: Okabe and Ito, "Color
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from foretoken.domain.metrics.metric import SHARE
 from foretoken.page.block import Chart, Column, Table
@@ -23,13 +23,29 @@ _LOG_SPAN = 40.0
 # The wheel scrolls the page unless shift is held.
 _ZOOM = {"type": "interval", "zoom": "wheel![event.shiftKey]"}
 _FAINT = 0.12
+# A map of more boxes has no room for their values.
+_MOST_WORDS = 150
+# Points of a line with more are not drawn, yet tell their rows.
+_MOST_POINTS = 60
 # A row's place in its table, which the page adds: parts of a bar stand in the table's order.
 _ORDER = "_row"
 _DASHES = [5, 4]
 # Pointed at, a mark tells its row of the table.
 _TOLD: Mapping[str, Any] = {"tooltip": {"content": "data"}}
 
+_NO_TABLE = Table(columns=(), rows=())
+
 Spec = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A value of an axis that is marked, with its name; up to `end` if there is one."""
+
+    axis: Literal["x", "y"]
+    value: float
+    name: str = ""
+    end: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,29 +53,33 @@ class Plot:
     """What to draw of a table: the names of its columns along `x` and `y`, and apart `by` colour.
 
     Its methods are the kinds of charts. `colors` are those of the values of `by`, in the order of
-    the legend; others are given some.
+    the legend; others are given some. Axes of numbers begin at zero, or with `is_near` near them.
     """
 
     title: str
-    table: Table
-    x: str
-    y: str
+    table: Table = _NO_TABLE
+    x: str = ""
+    y: str = ""
     by: str = ""
     colors: Mapping[str, str] = field(default_factory=dict)
     caption: str = ""
+    rules: Sequence[Rule] = ()
+    height: int = _HEIGHT
+    is_near: bool = False
 
     def lines(
         self,
         *,
         band: tuple[str, str] | None = None,
-        limit: float | None = None,
         hollow: str = "",
         dashed: Sequence[str] = (),
+        is_step: bool = False,
     ) -> Chart:
-        """Return lines of `y` over `x` with their points, one for each value of `by`.
+        """Return lines of `y` over `x`, one for each value of `by`; with points if they are few.
 
         `band` names the columns of the bounds around each line, `hollow` a column that is true
-        where a point is a ring, `limit` is a level across, `dashed` the lines that are dashed.
+        where a point is a ring, `dashed` the lines that are dashed. A value of `is_step` lasts
+        until the next.
         """
         color = self._color()
         encoding: Spec = {"x": self._axis(self.x), "y": self._axis(self.y), **color}
@@ -69,15 +89,15 @@ class Plot:
             edges = {"y": {**encoding["y"], "field": low}, "y2": {"field": high}}
             layers.append(_layer("area", {**encoding, **edges}, opacity=0.18))
         dash = {"strokeDash": self._dash(dashed)} if dashed else {}
-        layers.append(_layer("line", {**encoding, **dash}))
+        course = {"interpolate": "step-after"} if is_step else {}
+        layers.append(_layer("line", {**encoding, **dash}, **course))
         points = dict(encoding)
         if hollow:
             ring = {"test": f"datum[{hollow!r}]", "value": "transparent"}
-            points["fill"] = {"condition": ring, **color["color"], "legend": None}
-        layers.append(_layer("point", points, filled=not hollow, size=36, **_TOLD))
-        if limit is not None:
-            rule = _layer("rule", {"y": {"datum": limit}}, strokeDash=_DASHES, opacity=0.6)
-            layers.append(rule)
+            points["fill"] = {"condition": ring, **color["color"]}
+        is_seen = len(self.table.rows) <= _MOST_POINTS * (_count(self.table, self.by) or 1)
+        looks = {"size": 36 if is_seen else 9, "opacity": 1 if is_seen else 0}
+        layers.append(_layer("point", points, filled=not hollow, **looks, **_TOLD))
         return self._chart({"layer": self._with_params(layers)})
 
     def scatter(
@@ -104,7 +124,7 @@ class Plot:
             bounds = {"y": {**axes["y"], "field": low}, "y2": {"field": high}}
             layers.append(_layer("rule", {**axes, **bounds, **color}, opacity=0.5))
         if front:
-            line = _layer("line", {**axes, **color, "detail": {"field": front}}, strokeWidth=1.5)
+            line = _layer("line", {**axes, **self._front_color(front)}, strokeWidth=1.5)
             layers.append({**line, "transform": [{"filter": f"datum[{front!r}] !== ''"}]})
         if label:
             words = {**axes, "text": {"field": label}}
@@ -149,13 +169,21 @@ class Plot:
         encoding = {"x": axis, "y": length, **self._color()}
         return self._chart({"layer": [_layer("bar", encoding, **_TOLD)]})
 
+    def boxes(self, text: str) -> Chart:
+        """Return boxes where rows `y` and columns `x` meet, coloured `by` words, with a text."""
+        place: Spec = {"x": self._columns(), "y": self._rows()}
+        words = {**place, "text": {"field": text}, "color": {"value": "#ffffff"}}
+        layers = [
+            _layer("rect", {**place, **self._color()}, **_TOLD),
+            _layer("text", words, fontSize=10),
+        ]
+        height = _rows_height(_count(self.table, self.y)) + 2 * _ROW
+        return self._chart({"layer": layers}, height=height)
+
     def heat_map(self, value: str) -> Chart:
         """Return boxes where rows `y` and columns `x` meet, coloured by the value in them."""
-        across: Spec = {"field": self.x, "type": "ordinal", "sort": None}
-        across |= {"title": self.table.column(self.x).title}
-        across["axis"] = {"orient": "top", "labelAngle": 0, "labelLimit": 120}
         number = self.table.column(value)
-        place: Spec = {"x": across, "y": self._rows()}
+        place: Spec = {"x": self._columns(), "y": self._rows()}
         shade: Spec = {"field": value, "type": "quantitative", "title": number.title}
         shade |= {"scale": {"scheme": "viridis"}, "legend": {"format": _format(number)}}
         text = {"field": value, "type": "quantitative", "format": _format(number)}
@@ -165,8 +193,9 @@ class Plot:
         ink = {"condition": dark, "value": "#ffffff"}
         layers = [
             _layer("rect", {**place, "color": shade}, **_TOLD),
-            _layer("text", {**place, "text": text, "color": ink}, fontSize=10),
         ]
+        if len(self.table.rows) <= _MOST_WORDS:
+            layers.append(_layer("text", {**place, "text": text, "color": ink}, fontSize=10))
         height = _rows_height(_count(self.table, self.y)) + 2 * _ROW
         return self._chart({"layer": layers}, height=height)
 
@@ -180,8 +209,11 @@ class Plot:
         spec = {"layer": [{**layer, "params": [zoom]}]}
         return self._chart(spec, height=_rows_height(_count(self.table, self.y)))
 
-    def _chart(self, spec: Spec, *, height: int = _HEIGHT, thinned: tuple[str, ...] = ()) -> Chart:
-        whole = {"$schema": _SCHEMA, "width": "container", "height": height, **spec}
+    def _chart(self, spec: Spec, *, height: int = 0, thinned: tuple[str, ...] = ()) -> Chart:
+        if self.rules:
+            marked = [layer for rule in self.rules for layer in _draw_rule(rule)]
+            spec = {**spec, "layer": [*spec["layer"], *marked]}
+        whole = {"$schema": _SCHEMA, "width": "container", "height": height or self.height, **spec}
         return Chart(
             title=self.title, spec=whole, table=self.table, caption=self.caption, thinned=thinned
         )
@@ -192,9 +224,15 @@ class Plot:
         numbers = _numbers(self.table, name)
         least, most = min(numbers, default=0), max(numbers, default=0)
         is_log = least > 0 and (most / least > _LOG_SPAN if log is None else log)
-        scale = {"type": "log", "nice": False} if is_log else {"type": "linear", "zero": False}
+        linear = {"type": "linear", "zero": not self.is_near}
+        scale = {"type": "log", "nice": False} if is_log else linear
         channel = {"field": name, "type": "quantitative", "title": column.title, "scale": scale}
         return {**channel, "axis": _axis_format(self.table, name)}
+
+    def _columns(self) -> Spec:
+        across: Spec = {"field": self.x, "type": "ordinal", "sort": None}
+        across |= {"title": self.table.column(self.x).title}
+        return {**across, "axis": {"orient": "top", "labelAngle": 0, "labelLimit": 120}}
 
     def _rows(self) -> Spec:
         title = self.table.column(self.y).title
@@ -211,6 +249,13 @@ class Plot:
         legend = {"orient": "bottom", "columns": 4, "labelLimit": 320, "symbolOpacity": 1}
         color = {"field": self.by, "type": "nominal", "title": self.table.column(self.by).title}
         return {"color": {**color, "scale": {"domain": shown, "range": range_}, "legend": legend}}
+
+    def _front_color(self, front: str) -> Spec:
+        """Return the channels of lines: in the colours of points where each is of one of these."""
+        color, names = self._color()["color"], {*self.table.values(front), ""}
+        if self.by and names <= {*self._names(), ""}:
+            return {"color": {**color, "field": front}}
+        return {"detail": {"field": front}, "color": {"value": GREY}}
 
     def _dash(self, dashed: Sequence[str]) -> Spec:
         names = self._names()
@@ -236,6 +281,19 @@ class Plot:
         return layers
 
 
+def _draw_rule(rule: Rule) -> list[Spec]:
+    place: Spec = {rule.axis: {"datum": rule.value}}
+    if rule.end is not None:
+        place[f"{rule.axis}2"] = {"datum": rule.end}
+        return [_layer("rect", place, opacity=0.14, color=BLUE)]
+    drawn = [_layer("rule", place, strokeDash=_DASHES, opacity=0.6)]
+    if rule.name:
+        at = {"x": {"value": 4}} if rule.axis == "y" else {"y": {"value": 8}}
+        looks = {"align": "left", "fontSize": 10, "dy": -6 if rule.axis == "y" else 0, "dx": 4}
+        drawn.append(_layer("text", {**place, **at, "text": {"value": rule.name}}, **looks))
+    return drawn
+
+
 def _layer(mark: str, encoding: Mapping[str, Any], **options: Any) -> Spec:
     return {"mark": {"type": mark, **options}, "encoding": dict(encoding)}
 
@@ -245,7 +303,7 @@ def _numbers(table: Table, name: str) -> list[float]:
 
 
 def _count(table: Table, name: str) -> int:
-    return len(dict.fromkeys(table.values(name)))
+    return len(dict.fromkeys(table.values(name))) if name else 0
 
 
 def _axis_format(table: Table, name: str) -> Spec:

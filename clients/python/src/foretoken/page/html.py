@@ -22,11 +22,15 @@ from foretoken.page.block import (
     Column,
     Figures,
     Page,
+    Picture,
     Scalar,
     Section,
     Table,
+    Text,
     to_json,
 )
+from foretoken.page.section import Section as UsualSection
+from foretoken.page.section import page_of
 
 # Rows of a longer table are data that the page shows by and by.
 MOST_ROWS = 200
@@ -74,14 +78,18 @@ def render(page: Page) -> str:
     return str(head + render_main(page) + tail + Markup("</body>\n</html>\n"))
 
 
+def render_sections(title: str, subtitle: str, sections: Sequence[UsualSection]) -> str:
+    """Return the usual sections as one HTML file."""
+    return render(page_of(title, subtitle, sections))
+
+
 def render_main(page: Page) -> Markup:
     """Return the header and the `main` of a page, to be put where a live page has its own."""
-    lines = [("question", line) for line in page.question]
-    lines += [("rests on", line) for line in page.rests_on]
-    echo = _join(Markup("<dt>{}</dt><dd>{}</dd>\n").format(*line) for line in lines)
-    about = Markup('<dl class="echo">\n{}</dl>\n').format(echo) if lines else Markup()
-    return Markup("<header>\n<h1>{}</h1>\n{}</header>\n<main>\n{}</main>\n").format(
-        page.title, about, render_blocks(page.blocks)
+    subtitle = Markup("<p>{}</p>\n").format(page.subtitle) if page.subtitle else Markup()
+    lines = _join(Markup("<dt>{}</dt><dd>{}</dd>\n").format(*line) for line in page.about)
+    about = Markup('<dl class="about">\n{}</dl>\n').format(lines) if lines else Markup()
+    return Markup("<header>\n<h1>{}</h1>\n{}{}</header>\n<main>\n{}</main>\n").format(
+        page.title, subtitle, about, render_blocks(page.blocks)
     )
 
 
@@ -91,18 +99,23 @@ def render_blocks(blocks: Sequence[Block], level: int = 2) -> Markup:
 
 
 def _block(block: Block, level: int) -> Markup:
-    if isinstance(block, Section):
-        return _section(block, level)
-    if isinstance(block, Figures):
-        return _figures(block)
-    if isinstance(block, Table):
-        return _table(block)
-    if isinstance(block, Chart):
-        return _chart(block, level)
-    if block.tone == "code":
-        return Markup('<pre tabindex="0">{}</pre>\n').format(block.text)
-    tone = Markup(' class="paragraph-alert"') if block.tone else Markup()
-    return Markup("<p{}>{}</p>\n").format(tone, _with_code(block.text))
+    match block:
+        case Section():
+            written = _section(block, level)
+        case Figures():
+            written = _figures(block)
+        case Table():
+            written = _table(block)
+        case Chart():
+            written = _chart(block, level)
+        case Picture():
+            written = _picture(block, level)
+        case Text(tone="code"):
+            written = Markup('<pre tabindex="0">{}</pre>\n').format(block.text)
+        case Text():
+            tone = Markup(' class="paragraph-alert"') if block.tone else Markup()
+            written = Markup("<p{}>{}</p>\n").format(tone, _with_code(block.text))
+    return written
 
 
 def _section(section: Section, level: int) -> Markup:
@@ -134,6 +147,17 @@ def _chart(chart: Chart, level: int) -> Markup:
     )
     return Markup('{}<figure class="chart">\n{}{}{}{}</figure>\n').format(
         title, plot, text if chart.caption else Markup(), table, _data(chart)
+    )
+
+
+def _picture(picture: Picture, level: int) -> Markup:
+    title = _heading(picture.title, level) if picture.title else Markup()
+    caption = _with_code(picture.caption)
+    svg = Markup('<div role="img" aria-label="{}">{}</div>').format(
+        picture.caption or picture.title, _own(picture.svg)
+    )
+    return Markup("{}<figure>\n{}<figcaption>{}</figcaption>\n</figure>\n").format(
+        title, svg, caption
     )
 
 

@@ -1,8 +1,14 @@
-"""What a page is made of."""
+"""The usual section of a page: a warning, words, figures, pictures, a table, and a folded listing.
 
-from collections.abc import Collection, Sequence
+What is written in it are texts; `as_block` makes it a block.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+
+from foretoken.page import block
+from foretoken.page.block import Chart, Picture, Text, Tone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,20 +21,11 @@ class Fact:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """An SVG element with a text that says what it shows."""
-
-    svg: str
-    caption: str
-    title: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
     """A cell of a table that stands out; its text must say why without its colour."""
 
     text: str
-    tone: Literal["alert", "calm"]
+    tone: Tone
 
     def __str__(self) -> str:
         """Return the text."""
@@ -46,6 +43,21 @@ class DataTable:
     rows: Sequence[Sequence[str | Cell]]
     text_columns: Collection[int] = ()
 
+    def as_block(self) -> block.Table:
+        """Return the table with its cells as texts."""
+        seen: Counter[str] = Counter()
+        columns = []
+        for place, header in enumerate(self.headers):
+            is_text = place == 0 or place in self.text_columns
+            column = block.Column(title=header, is_text=is_text)
+            seen[column.name] += 1
+            if seen[column.name] > 1:
+                name = f"{column.name}_{seen[column.name]}"
+                column = block.Column(title=header, name=name, is_text=is_text)
+            columns.append(column)
+        rows = [[_as_cell(cell) for cell in row] for row in self.rows]
+        return block.Table(columns=columns, rows=rows)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
@@ -55,6 +67,52 @@ class Section:
     intro: str = ""
     warning: str = ""
     facts: Sequence[Fact] = ()
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[Chart | Picture] = ()
     table: DataTable | None = None
     listing: str = ""
+
+    def as_block(self) -> block.Section:
+        """Return the section with what there is of its parts."""
+        return block.Section(self.title, list(self._blocks()))
+
+    def _blocks(self) -> Iterator[block.Block]:
+        if self.warning:
+            yield Text(self.warning, "alert")
+        if self.intro:
+            yield Text(self.intro)
+        if self.facts:
+            yield block.Figures(
+                [
+                    block.Value(label=fact.label, value=fact.value, note=fact.note)
+                    for fact in self.facts
+                ]
+            )
+        yield from self.pictures
+        if self.table:
+            yield self.table.as_block()
+        if self.listing:
+            yield block.Section("In full", [Text(self.listing, "code")], open=False)
+
+
+class About(Section):
+    """What a page says at its top: the question, and what the answer rests on; its table has it."""
+
+
+def page_of(title: str, subtitle: str, sections: Sequence[Section]) -> block.Page:
+    """Return sections as a page, with the lines of those that are `About` at its top."""
+    lines = [
+        (str(name), str(text))
+        for section in sections
+        if isinstance(section, About) and section.table
+        for name, text in section.table.rows
+    ]
+    return block.Page(
+        title=title,
+        subtitle=subtitle,
+        about=lines,
+        blocks=[section.as_block() for section in sections if not isinstance(section, About)],
+    )
+
+
+def _as_cell(cell: str | Cell) -> str | block.Cell:
+    return block.Cell(value=cell.text, tone=cell.tone) if isinstance(cell, Cell) else cell

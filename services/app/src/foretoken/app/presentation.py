@@ -94,8 +94,8 @@ def render_page(result: ResultMethods) -> str:
         from foretoken.predictor.report.page import render_page as render_training
 
         return render_training(result)
+    from foretoken.page.html import render_sections
     from foretoken.page.section import DataTable, Section
-    from foretoken.page.section_html import render_sections
 
     table = DataTable(headers=("figure", "value"), rows=_list_figures(result))
     sections = [Section(title="Figures", table=table)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.output_file import check_page_or_drawing_option, page_option
+from foretoken.app.cli.output_file import check_page_option, page_option
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     build_table,
@@ -74,8 +74,8 @@ def memory(
         Path | None,
         page_option(
             "--html",
-            text="Write a page with the picture here (`.html`), or the picture alone (`.svg`).",
-            check=check_page_or_drawing_option,
+            text="Write a page with the picture here (`.html`).",
+            check=check_page_option,
         ),
     ] = None,
 ) -> None:
@@ -95,7 +95,7 @@ def memory(
         state.print_object(report, lambda: memory_table(_title(resolved), report), report.echo)
         if page is not None:
             _write_page(page, _title(resolved), report)
-            note(f"{'picture' if page.suffix == '.svg' else 'page'} written to {page}")
+            note(f"page written to {page}")
         leave_unless(report.feasibility.is_feasible)
 
 
@@ -169,9 +169,6 @@ def _gib(num_bytes: float) -> str:
 
 
 def _write_page(path: Path, title: str, report: TrainingMemoryReport) -> None:
-    from foretoken.simulator.report.memory_sections import draw_stages, render_memory
+    from foretoken.simulator.report.memory_sections import render_memory
 
-    if path.suffix == ".svg":
-        path.write_text(draw_stages(report.memory, title), encoding="utf-8")
-    else:
-        path.write_text(render_memory(title, report), encoding="utf-8")
+    path.write_text(render_memory(title, report), encoding="utf-8")

@@ -58,16 +58,6 @@ def check_page_option(path: Path | None) -> Path | None:
     return _check_ending(path, PAGES)
 
 
-def check_page_or_drawing_option(path: Path | None) -> Path | None:
-    """Return the path of a page to write, or of its picture alone.
-
-    Raises:
-        typer.BadParameter: it cannot be written, or its ending is that of neither.
-
-    """
-    return _check_ending(path, (*PAGES, ".svg"))
-
-
 def _check_ending(path: Path | None, endings: Sequence[str]) -> Path | None:
     if path is not None and path.suffix not in endings:
         raise typer.BadParameter(f"{path} must end in {', '.join(endings[:-1])} or {endings[-1]}")

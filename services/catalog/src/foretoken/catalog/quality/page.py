@@ -1,17 +1,13 @@
-"""Write a quality report as one HTML page: no scripts, nothing fetched, light and dark."""
+"""Write a quality report as one HTML page that fetches nothing."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from foretoken.catalog.dims import Floats, Integers
 from foretoken.catalog.quality.flag import code_columns
@@ -20,24 +16,23 @@ from foretoken.catalog.quality.stored_row import SUBJECT, bound_rows
 from foretoken.catalog.quality.test_definition import all_tests
 from foretoken.domain.measurements.measurement import ArrowStream, QualityFinding, QualityReport
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.page.figure import (
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import (
     BLUE,
     GREEN,
     GREY,
-    INK,
     ORANGE,
     PURPLE,
     SKY,
-    STYLE,
     VERMILION,
-    WIDTH_INCHES,
     YELLOW,
-    figure_to_svg,
-    plain_text,
+    Plot,
 )
-from foretoken.page.section import DataTable, Fact, Picture, Section
+from foretoken.page.html import render_sections
+from foretoken.page.section import DataTable, Fact, Section
 from foretoken.wire.arrow import dims_to_columns, open_stream
 
+_SOUND = "not flagged"
 _TEST_COLORS = (
     VERMILION,
     BLUE,
@@ -59,90 +54,57 @@ class Cloud:
     latency_us: Floats
 
 
-def color_tests(tests: Sequence[str]) -> dict[str, str]:
-    """Return a colour for every test, the same on all charts."""
-    return {test: _TEST_COLORS[place % len(_TEST_COLORS)] for place, test in enumerate(tests)}
-
-
-def draw_overview(counts: Mapping[str, Mapping[str, int]], colors: Mapping[str, str]) -> str:
-    """Draw a bar per device with its flagged rows by test, on a logarithmic axis of its total.
+def _overview_chart(
+    counts: Mapping[str, Mapping[str, int]], colors: Mapping[str, str], caption: str
+) -> Chart:
+    """Return a bar per device and test with its flagged rows.
 
     `counts` are rows by device and test; a row that two tests flag counts in both.
     """
-    with rc_context(STYLE):
-        height = 1.2 + 0.26 * sum(len(tests) for tests in counts.values())
-        figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
-        axes = figure.subplots()
-        labels, place = [], 0
-        for device, tests in counts.items():
-            for test, number in sorted(tests.items(), key=lambda item: -item[1]):
-                axes.barh(place, number, color=colors[test], height=0.72)
-                axes.annotate(
-                    f"{number:,}",
-                    (number, place),
-                    (4, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=8.5,
-                )
-                labels.append(plain_text(f"{device}  {test}"))
-                place += 1
-        axes.set_yticks(range(len(labels)), labels)
-        axes.invert_yaxis()
-        axes.set_xscale("log")
-        _label(axes.xaxis)
-        axes.set_xlim(left=0.8)
-        axes.margins(x=0.12)
-        axes.grid(visible=True, axis="x")
-        axes.set_xlabel("rows")
-        return figure_to_svg(figure, "overview")
+    columns = [Column.words("device and test", "row"), Column.words("test"), Column(title="rows")]
+    rows = [
+        (f"{device}: {test}", test, number)
+        for device, tests in counts.items()
+        for test, number in sorted(tests.items(), key=lambda item: -item[1])
+    ]
+    plot = Plot(
+        title="Overview",
+        table=Table(columns=columns, rows=rows),
+        x="rows",
+        y="row",
+        by="test",
+        colors=colors,
+        caption=caption,
+    )
+    return plot.bars()
 
 
-def draw_scatter(
-    slug: str, sound: Cloud, flagged: Mapping[str, Cloud], colors: Mapping[str, str]
-) -> str:
-    """Draw time against work, both logarithmic, with the physical bound and the flagged rows."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, 4.2), layout="constrained")
-        axes = figure.subplots()
-        clouds = [
-            ("not flagged", sound, GREY),
-            *((n, c, colors.get(n, _TEST_COLORS[0])) for n, c in flagged.items()),
-        ]
-        for label, cloud, color in clouds:
-            if len(cloud.least_us):
-                axes.scatter(
-                    cloud.least_us,
-                    cloud.latency_us,
-                    s=9,
-                    linewidths=0,
-                    alpha=0.35 if color == GREY else 0.75,
-                    color=color,
-                    label=plain_text(f"{label} ({len(cloud.least_us):,})"),
-                    rasterized=True,
-                )
-        ends = _ends([cloud.least_us for _, cloud, _ in clouds])
-        axes.plot(ends, ends, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), label="the bound")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        _label(axes.xaxis)
-        _label(axes.yaxis)
-        axes.grid(visible=True)
-        axes.set_xlabel("least time its work takes (µs)")
-        axes.set_ylabel("time measured (µs)")
-        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), markerscale=1.8)
-        return figure_to_svg(figure, slug)
-
-
-def _label(axis: Any) -> None:
-    """Write plain numbers at the powers of ten alone."""
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    axis.set_minor_locator(NullLocator())
-
-
-def _ends(columns: Sequence[Floats]) -> tuple[float, float]:
-    values = np.concatenate(columns)
-    return float(values.min()), float(values.max())
+def _cloud_chart(
+    title: str, clouds: Mapping[str, Cloud], colors: Mapping[str, str], caption: str
+) -> Chart:
+    """Return time against work, both logarithmic, with the physical bound and the flagged rows."""
+    columns = [
+        Column.words("", "test"),
+        Column(title="least time its work takes (µs)", name="least_us"),
+        Column(title="time measured (µs)", name="latency_us"),
+    ]
+    rows = []
+    named = {}
+    for name, cloud in clouds.items():
+        label = f"{name or _SOUND} ({len(cloud.least_us):,})"
+        named[label] = colors.get(name, VERMILION) if name else GREY
+        pairs = zip(cloud.least_us.tolist(), cloud.latency_us.tolist(), strict=True)
+        rows += [(label, *pair) for pair in pairs]
+    plot = Plot(
+        title=title,
+        table=Table(columns=columns, rows=rows),
+        x="least_us",
+        y="latency_us",
+        by="test",
+        colors=named,
+        caption=caption,
+    )
+    return plot.scatter(diagonal=True, log=True)
 
 
 # Groups that get a picture, and points in one; more say nothing more.
@@ -162,9 +124,6 @@ def write_quality_page(report: QualityReport, rows: ArrowStream, path: Path) -> 
         OSError: the file cannot be written.
 
     """
-    # The command line imports this module in processes that have no jinja2.
-    from foretoken.page.section_html import render_sections
-
     subtitle = (
         f"Judged by Foretoken in {report.wall_s:.1f} s. Flagged rows are kept, and left out of"
         " training unless asked for."
@@ -243,22 +202,20 @@ def _describe_tests(report: QualityReport) -> Mapping[str, str]:
     return {test: known.get(test, _OTHER_TESTS) for test in ordered}
 
 
-def _draw(report: QualityReport, rows: ArrowStream) -> list[Picture]:
-    from foretoken.catalog.quality.page import color_tests, draw_overview, draw_scatter
-
-    colors = color_tests(list(_describe_tests(report)))
+def _draw(report: QualityReport, rows: ArrowStream) -> list[Chart]:
+    tests = list(_describe_tests(report))
+    colors = {test: _TEST_COLORS[n % len(_TEST_COLORS)] for n, test in enumerate(tests)}
     counts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for finding in report.findings:
         counts[finding.device][finding.test] += finding.num_flagged
     caption = "Flagged rows by device and test; a row that two tests flag counts for both."
-    pictures = [Picture(title="Overview", caption=caption, svg=draw_overview(counts, colors))]
-    for place, (subject, found) in enumerate(_collect(report.findings, rows)):
-        sound, flagged = _split(found)
-        if flagged:
-            svg = draw_scatter(f"group{place}", sound, flagged, colors)
+    charts = [_overview_chart(counts, colors, caption)]
+    for subject, found in _collect(report.findings, rows):
+        clouds = _split(found)
+        if any(clouds):
             caption = _caption_of(report, subject)
-            pictures.append(Picture(title=_title_of(subject), caption=caption, svg=svg))
-    return pictures
+            charts.append(_cloud_chart(_title_of(subject), clouds, colors, caption))
+    return charts
 
 
 def _subject_of(finding: QualityFinding) -> tuple[str, ...]:
@@ -296,10 +253,8 @@ def _collect(
             yield subject, pa.Table.from_batches(found)
 
 
-def _split(rows: pa.Table) -> "tuple[Cloud, dict[str, Cloud]]":
-    """Return the points without flags, and those with flags by the first test that set one."""
-    from foretoken.catalog.quality.page import Cloud
-
+def _split(rows: pa.Table) -> dict[str, Cloud]:
+    """Return the points by the first test that flagged them; those without flags under ""."""
     spec = find_operator(rows.column("operator")[0].as_py())
     coded = code_columns(rows, ("topology", "dtype", "phase", "variant"))
     dims = dims_to_columns(rows, spec.dim_names)
@@ -313,8 +268,7 @@ def _split(rows: pa.Table) -> "tuple[Cloud, dict[str, Cloud]]":
     for test in ("", *sorted(set(tests.tolist()) - {""})):
         places = _thin(np.flatnonzero((tests == test) & is_drawn))
         clouds[test] = Cloud(least_us=least_us[places], latency_us=latency_us[places])
-    sound = clouds.pop("")
-    return sound, {test: cloud for test, cloud in clouds.items() if len(cloud.least_us)}
+    return {test: cloud for test, cloud in clouds.items() if len(cloud.least_us)}
 
 
 def _filled(flags: pa.ChunkedArray) -> pa.ChunkedArray:

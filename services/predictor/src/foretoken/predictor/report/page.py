@@ -11,14 +11,14 @@ from foretoken.domain.results.report import (
     PredictorTrainingReport,
     SplitScore,
 )
-from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.page.section_html import render_sections
+from foretoken.page.html import render_sections
+from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.predictor.report.chance import coverage_by_chance
-from foretoken.predictor.report.plots import (
-    draw_coverage,
-    draw_errors,
-    draw_members,
-    draw_operators,
+from foretoken.predictor.report.charts import (
+    coverage_charts,
+    errors_charts,
+    members_chart,
+    operators_chart,
 )
 from foretoken.predictor.report.scoring import merge_splits
 
@@ -113,20 +113,7 @@ def _overview(report: PredictorTrainingReport, pooled: Sequence[SplitScore]) -> 
 def _by_split(judged: Sequence[OperatorTrainingReport], pooled: Sequence[SplitScore]) -> Section:
     return Section(
         title="By kind of point",
-        pictures=(
-            Picture(
-                svg=draw_errors(pooled),
-                caption="All points of all operators. Left: a line that is right of zero at 50 %"
-                " estimates too slow more often than too fast. Right: the error that a share of"
-                " the points stays below, up to its P90.",
-            ),
-            Picture(
-                svg=draw_coverage(judged, pooled),
-                caption="A mark per operator and device, larger with more points; the bar is all"
-                " together, the grey band what chance explains of it, the dashed line the nominal"
-                " 90 %.",
-            ),
-        ),
+        pictures=[*errors_charts(pooled), *coverage_charts(judged, pooled)],
         table=DataTable(
             headers=("points left out", "how", *_SCORE_HEADERS),
             rows=[
@@ -142,16 +129,10 @@ def _by_operator(judged: Sequence[OperatorTrainingReport]) -> Section:
     drawn = judged[:_PICTURED_MAX]
     left_out = len(judged) - len(drawn)
     rest = f" {left_out} with smaller errors are in the table alone." if left_out else ""
-    pictures = [
-        Picture(svg=draw_operators(drawn), caption=f"The largest error over all comes first.{rest}")
-    ]
+    pictures = [operators_chart(drawn, f"The largest error over all comes first.{rest}")]
     weighted = [operator for operator in drawn if operator.member_weights]
     if weighted:
-        caption = (
-            "What the answers are made of: each way of estimating counts by how well it did on"
-            " points left out."
-        )
-        pictures.append(Picture(svg=draw_members(weighted), caption=caption))
+        pictures.append(members_chart(weighted))
     return Section(title="By operator", pictures=pictures)
 
 

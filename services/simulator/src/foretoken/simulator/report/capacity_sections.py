@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CapacityProbe, CapacityReport
-from foretoken.page.figure import BLUE
-from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.page.chart import Rule
+from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
+from foretoken.simulator.report.load_curves import load_charts
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
-from foretoken.simulator.report.search_candidates import (
-    curve_of,
-    limits_of,
-    missed_outcomes,
-)
-from foretoken.simulator.report.search_plots import Curve, CurvePanel, draw_curves
+from foretoken.simulator.report.search_candidates import limits_of, missed_outcomes
 from foretoken.simulator.report.serving_sections import serving_sections
 
 
@@ -86,50 +82,17 @@ def _effort(report: CapacityReport) -> str:
 
 
 def _curves(report: CapacityReport) -> list[Section]:
-    limits = limits_of(report.probes)
-    band = (report.low_rps, report.high_rps) if report.high_rps > report.low_rps else None
+    rules = [Rule("x", report.capacity_rps, "capacity")] if report.capacity_rps else []
+    if report.high_rps > report.low_rps:
+        rules.append(Rule("x", report.low_rps, end=report.high_rps))
+    caption = (
+        "Each point is a run at that rate; a ring misses a target, or was cut short as its queue"
+        " only grew. The line is the capacity, the shaded range its interval. An axis is"
+        " logarithmic where its values span more than a factor of 40."
+    )
     by_rate = sorted(report.probes, key=lambda probe: probe.rate_rps)
-    panels = []
-    for (metric, percentile), limit in limits.items():
-        points = curve_of(by_rate, metric, percentile)
-        panels.append(
-            CurvePanel(
-                title=describe_limit(metric, percentile),
-                x_label="requests/s",
-                y_label="share of requests" if metric == ATTAINMENT else "ms",
-                curves=[
-                    Curve(
-                        label="run",
-                        x=[probe.rate_rps for probe, _ in points],
-                        y=[value for _, value in points],
-                        color=BLUE,
-                        is_hollow=[not probe.is_met or probe.is_cut_short for probe, _ in points],
-                    )
-                ],
-                limit=(limit, "at least" if metric == ATTAINMENT else "limit") if limit else None,
-                band=band,
-                marked_x=report.capacity_rps or None,
-                is_ratio=metric == ATTAINMENT,
-            )
-        )
-    if not panels:
-        return []
-    return [
-        Section(
-            title="Load and latency",
-            pictures=(
-                Picture(
-                    svg=draw_curves("capacity-load", panels),
-                    caption=(
-                        "Each point is a run at that rate; a ring misses a target, or was cut "
-                        "short as its queue only grew. The line is the capacity, the shaded range "
-                        "its interval. An axis is logarithmic where its values span more than a "
-                        "factor of 40."
-                    ),
-                ),
-            ),
-        )
-    ]
+    charts = load_charts({"run": by_rate}, caption, rules)
+    return [Section(title="Load and latency", pictures=charts)] if charts else []
 
 
 def _probes(probes: Sequence[CapacityProbe]) -> Section:

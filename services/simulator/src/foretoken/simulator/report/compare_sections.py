@@ -1,14 +1,16 @@
 """The sections of a page that sets several runs side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import log
+from typing import Any
 
+from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
 from foretoken.domain.requests.training_run import TrainingRunReport
 from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.section import DataTable, Section
-from foretoken.simulator.report.compare_capacity import capacity_pictures
 from foretoken.simulator.report.compare_runs import (
     ComparedRun,
     compare_figures,
@@ -18,10 +20,13 @@ from foretoken.simulator.report.compare_runs import (
     list_remarks,
     list_warnings,
 )
-from foretoken.simulator.report.compare_search import search_pictures
-from foretoken.simulator.report.compare_serving import serving_pictures
-from foretoken.simulator.report.compare_training import training_pictures
-from foretoken.simulator.report.compare_training_runs import training_run_pictures
+from foretoken.simulator.report.compare_search import search_charts
+from foretoken.simulator.report.compare_serving import serving_charts
+from foretoken.simulator.report.compare_training import (
+    capacity_charts,
+    training_charts,
+    training_run_charts,
+)
 from foretoken.simulator.report.echo_section import with_lines
 
 # Longer values of a configuration are cut.
@@ -29,8 +34,8 @@ _MAX_LETTERS = 80
 
 
 def compare_sections(runs: Sequence[ComparedRun]) -> list[Section]:
-    """Return the runs, what differs between their configurations, pictures, and all figures."""
-    sections = [_overview(runs), _changes(runs), *_pictures(runs), _figures(runs)]
+    """Return the runs, what differs in what was asked and in what came of it, and charts."""
+    sections = [_overview(runs), _changes(runs), _figures(runs), *_charts(runs)]
     return with_lines(sections, list_echoes(runs))
 
 
@@ -77,28 +82,20 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_LETTERS else text[: _MAX_LETTERS - 1] + "…"
 
 
-def _pictures(runs: Sequence[ComparedRun]) -> list[Section]:
+# The charts of a kind of results, by the reports' labels.
+_CHARTS: Mapping[type, Callable[[Any], list[Section]]] = {
+    TrainingReport: training_charts,
+    TrainingRunReport: training_run_charts,
+    ServingReport: serving_charts,
+    CapacityReport: capacity_charts,
+    ServingSearchReport: search_charts,
+    TrainingSearchReport: search_charts,
+}
+
+
+def _charts(runs: Sequence[ComparedRun]) -> list[Section]:
     """Return the sections of a kind; all runs are of one."""
-    training, planned, serving, capacities, searches = {}, {}, {}, {}, {}
-    for run in runs:
-        report = run.report
-        if isinstance(report, TrainingReport):
-            training[run.label] = report
-        elif isinstance(report, TrainingRunReport):
-            planned[run.label] = report
-        elif isinstance(report, ServingReport):
-            serving[run.label] = report
-        elif isinstance(report, CapacityReport):
-            capacities[run.label] = report
-        elif isinstance(report, ServingSearchReport | TrainingSearchReport):
-            searches[run.label] = report
-    if training:
-        return training_pictures(training)
-    if planned:
-        return training_run_pictures(planned)
-    if serving:
-        return serving_pictures(serving)
-    return capacity_pictures(capacities) if capacities else search_pictures(searches)
+    return _CHARTS[type(runs[0].report)]({run.label: run.report for run in runs})
 
 
 def _figures(runs: Sequence[ComparedRun]) -> Section:
@@ -109,12 +106,24 @@ def _figures(runs: Sequence[ComparedRun]) -> Section:
         *(run.letter for run in runs),
         *(f"{run.letter} / {first.letter}" for run in others),
     )
+    # What differs most comes first, and what is the same last.
+    ordered = sorted(figures, key=lambda figure: -_difference(figure))
     rows = [
         (
             figure.title,
             *figure.texts(),
             *(figure.describe_ratio(place) for place in range(1, len(runs))),
         )
-        for figure in figures
+        for figure in ordered
     ]
-    return Section(title="Figures", table=DataTable(headers=headers, rows=rows))
+    return Section(
+        title="Figures",
+        intro="What differs most comes first.",
+        table=DataTable(headers=headers, rows=rows),
+    )
+
+
+def _difference(figure: Figure) -> float:
+    """Return how far values are from the first, as a logarithm; those that have no ratio last."""
+    ratios = [ratio for ratio in figure.ratios if ratio]
+    return max((abs(log(ratio)) for ratio in ratios), default=0.0)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from foretoken.domain.results.echo import Echo
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import About, DataTable, Section
 
 
 def with_echo(sections: Sequence[Section], *echoes: Echo) -> list[Section]:
@@ -18,5 +18,5 @@ def with_lines(sections: Sequence[Section], lines: Sequence[str]) -> list[Sectio
     if not rows:
         return list(sections)
     table = DataTable(headers=("", "as it was understood"), rows=list(rows), text_columns={1})
-    section = Section(title="The question, and what the answer rests on", table=table)
+    section = About(title="The question, and what the answer rests on", table=table)
     return [*sections[:1], section, *sections[1:]]

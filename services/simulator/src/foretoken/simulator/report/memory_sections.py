@@ -6,12 +6,13 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.requests.training_run import TrainingMemoryReport
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
-from foretoken.page.figure import GREY
-from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
-from foretoken.page.section_html import render_sections
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import GREY, Plot, Rule
+from foretoken.page.curve import draw_parts
+from foretoken.page.html import render_sections
+from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.palette import OF_MEMORY
-from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.report.training_detail import memory_parts
 from foretoken.simulator.report.training_sections import scenario_section
 
@@ -71,22 +72,24 @@ def _stages(stages: Sequence[StageMemory]) -> Section:
     )
     if len(stages) > _MAX_BARS:
         caption += f" Drawn are the {_MAX_BARS} fullest of {len(stages)} stages."
-    picture = Picture(svg=draw_stages(stages, "Peak memory of one device"), caption=caption)
-    return Section(title="Stages", pictures=[picture], table=_table(stages))
+    chart = stages_chart(stages, "Peak memory of one device", caption)
+    return Section(title="Stages", pictures=[chart], table=_table(stages))
 
 
-def draw_stages(stages: Sequence[StageMemory], title: str) -> str:
+def stages_chart(stages: Sequence[StageMemory], title: str, caption: str = "") -> Chart:
     """Draw a stacked bar for every stage, next to the memory of the smallest device."""
     fullest = sorted(stages, key=lambda stage: stage.margin_bytes)[:_MAX_BARS]
     shown = sorted(fullest, key=lambda stage: stage.stage)
     sizes = sorted({stage.device_bytes / GIB for stage in stages})
     if len(sizes) == 1:
         rows = {f"stage {stage.stage}": _parts_gib(stage) for stage in shown}
-        limit = (sizes[0], f"device: {format_number(sizes[0])} GiB")
+        limit = f"device: {format_number(sizes[0])} GiB"
     else:
         rows = {_with_device(stage): _parts_gib(stage) for stage in shown}
-        limit = (sizes[0], f"smallest device: {format_number(sizes[0])} GiB")
-    return draw_stacked_rows("memory", title, "GiB", rows, _COLORS, limit=limit)
+        limit = f"smallest device: {format_number(sizes[0])} GiB"
+    rules = [Rule("x", sizes[0], limit)]
+    plot = Plot(title=title, caption=caption, colors=_COLORS, rules=rules)
+    return draw_parts(plot, rows, Column(title="GiB"))
 
 
 def _with_device(stage: StageMemory) -> str:

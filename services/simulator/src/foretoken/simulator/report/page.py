@@ -7,8 +7,8 @@ from foretoken.domain.requests.training_run import TrainingRunReport
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport
 from foretoken.domain.results.training_report import TrainingReport
+from foretoken.page.html import render_sections
 from foretoken.page.section import Section
-from foretoken.page.section_html import render_sections
 from foretoken.simulator.report.capacity_sections import capacity_sections
 from foretoken.simulator.report.compare_sections import compare_sections
 from foretoken.simulator.report.search_sections import search_sections

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from foretoken.domain.metrics.metric import largest_first
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Plot
+from foretoken.page.curve import draw_parts
 
 # Few enough names to give each its own colour wherever it appears.
 _OF_GROUP: Mapping[str, str] = {
@@ -75,9 +78,6 @@ OF_STREAM: Mapping[str, str] = {
     "waiting": GREY,
 }
 
-# Colours lighter than this (of 255) carry dark text.
-_DARK_TEXT_LUMA = 125
-
 # Light to dark with load, readable on white and on near-black.
 _LOADS = ("#8fc7e8", "#56b4e9", "#2f93cf", "#0072b2", "#7a5195", "#bc5090", "#ef5675", "#d55e00")
 
@@ -92,18 +92,17 @@ def color_of_group(group: str) -> str:
     return _OF_GROUP.get(group, GREY)
 
 
-def text_color_on(color: str) -> str:
-    """Return white or near-black, whichever reads better on a colour such as `#0072b2`."""
-    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
-    # Source of the weights: ITU-R BT.709, luma.
-    luma = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return "#16191d" if luma > _DARK_TEXT_LUMA else "#ffffff"
-
-
-def lighten(color: str, share: float) -> str:
-    """Return a colour such as `#0072b2` mixed with white, of which it has `share` (0 to 1)."""
-    parts = (int(color[start : start + 2], 16) for start in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+def groups_chart(
+    title: str, rows: Mapping[str, Mapping[str, float]], unit: Column, caption: str
+) -> Chart:
+    """Return what operator groups take of each row, the largest group first."""
+    groups = largest_first(rows.values())
+    named = {
+        row: {label_of_group(group): value for group, value in parts.items() if value > 0}
+        for row, parts in rows.items()
+    }
+    colors = {label_of_group(group): color_of_group(group) for group in groups}
+    return draw_parts(Plot(title=title, caption=caption, colors=colors), named, unit)
 
 
 def colors_of_loads(num_loads: int) -> Sequence[str]:

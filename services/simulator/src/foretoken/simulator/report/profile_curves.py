@@ -10,9 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from foretoken.domain.metrics.number_text import format_number
-from foretoken.page.figure import BLUE, INK, ORANGE, STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.page.section import DataTable, Picture, Section
-from foretoken.page.section_html import render_sections
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import Plot
+from foretoken.page.curve import Curve, draw_curves
+from foretoken.page.figure import BLUE, INK, ORANGE, STYLE, WIDTH_INCHES
+from foretoken.page.html import render_sections
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.profile_groups import CurveKey, FittedCurve
 
 _PANELS_IN_ROW = 3
@@ -44,32 +47,50 @@ def write_profile_figure(path: Path, curves: Sequence[FittedCurve]) -> None:
         _figure(curves[:MAX_PANELS]).savefig(path, dpi=_DOTS_PER_INCH, facecolor="white")
 
 
-def draw_curves(slug: str, curves: Sequence[FittedCurve]) -> str:
-    """Draw a panel for each curve: its points, and the fitted line with its interval."""
-    with rc_context(STYLE):
-        return figure_to_svg(_figure(curves), slug)
+def _curve_charts(curves: Sequence[FittedCurve], caption: str) -> list[Chart]:
+    """Return a chart for each curve: its points, and the fitted line with its interval."""
+    charts = []
+    for fitted in curves:
+        key, measured = fitted.measured.key, fitted.measured
+        unit, scale = rate_unit(key)
+        # The longest time is the lowest rate.
+        low, high, middle = (
+            (key.rates(fitted.sizes, times_us) / scale).tolist()
+            for times_us in (fitted.high_us, fitted.low_us, fitted.latency_us)
+        )
+        line = Curve(
+            label="fitted", x=fitted.sizes.tolist(), y=middle, low=low, high=high, color=BLUE
+        )
+        rates = (key.rates(measured.sizes, measured.latency_us) / scale).tolist()
+        points = Curve(label="measured", x=measured.sizes.tolist(), y=rates, color=ORANGE)
+        what = "message (bytes)" if key.spec.is_collective else key.moving
+        plot = Plot(title=key.title, caption=caption, height=200)
+        x, y = Column(title=what, name="size"), Column(title=unit, name="rate")
+        charts.append(draw_curves(plot, [line, points], x=x, y=y))
+        caption = ""
+    return charts
 
 
-def draw_by_work(slug: str, curves: Sequence[FittedCurve]) -> str:
-    """Draw all points of an operator over the FLOP of their calls, measured and fitted."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, 4.2), layout="constrained")
-        axes = figure.subplots()
-        unit, scale = rate_unit(curves[0].measured.key)
-        for label, color, marker, is_fit in (
-            ("measured", ORANGE, "o", False),
-            ("fitted", BLUE, "x", True),
-        ):
-            points = [_points(curve, is_fit=is_fit) for curve in curves]
-            work, rates = (np.concatenate(parts) for parts in zip(*points, strict=True))
-            axes.plot(work, rates / scale, marker, color=color, label=label, markersize=4)
-        axes.set_xscale("log")
-        axes.set_ylim(bottom=0)
-        axes.grid(visible=True)
-        axes.set_xlabel("FLOP of a call")
-        axes.set_ylabel(unit)
-        axes.legend(loc="best")
-        return figure_to_svg(figure, slug)
+def _work_chart(curves: Sequence[FittedCurve]) -> Chart:
+    """Return all points of an operator over the FLOP of their calls, measured and fitted."""
+    unit, scale = rate_unit(curves[0].measured.key)
+    columns = [Column.words("what"), Column(title="FLOP of a call", name="flop")]
+    columns.append(Column(title=unit, name="rate"))
+    rows = []
+    for label, is_fit in (("measured", False), ("fitted", True)):
+        points = [_points(curve, is_fit=is_fit) for curve in curves]
+        work, rates = (np.concatenate(parts) for parts in zip(*points, strict=True))
+        rows += [(label, float(w), float(r)) for w, r in zip(work, rates / scale, strict=True)]
+    plot = Plot(
+        title="All points together",
+        table=Table(columns=columns, rows=rows),
+        x="flop",
+        y="rate",
+        by="what",
+        colors={"measured": ORANGE, "fitted": BLUE},
+        caption="Over the FLOP of a call: measured, and the predictor's.",
+    )
+    return plot.scatter()
 
 
 def _points(curve: FittedCurve, *, is_fit: bool) -> tuple[Any, Any]:
@@ -98,11 +119,9 @@ def _section(curves: Sequence[FittedCurve], max_panels: int) -> Section:
     if len(curves) > max_panels:
         caption += f" Drawn are the {max_panels} curves with the most points of {len(curves)}."
     where = f"{device}, {topology}" if topology else device
-    slug = f"profile-{operator}-{device}-{topology or 'alone'}".replace("_", "-")
-    pictures = [Picture(svg=draw_curves(slug, curves[:max_panels]), caption=caption)]
+    pictures = _curve_charts(curves[:max_panels], caption)
     if key.has_flops and len(curves) > 1:
-        caption = "All points together, over the FLOP of a call: measured, and the predictor's."
-        pictures.insert(0, Picture(svg=draw_by_work(f"{slug}-flop", curves), caption=caption))
+        pictures.insert(0, _work_chart(curves))
     return Section(
         title=f"{operator} on {where}",
         pictures=pictures,

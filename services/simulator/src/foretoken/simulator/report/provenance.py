@@ -3,10 +3,13 @@
 import json
 from collections.abc import Mapping
 
+from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
-from foretoken.page.section import Picture, Section
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import Plot
+from foretoken.page.curve import draw_parts
+from foretoken.page.section import Section
 from foretoken.simulator.report.palette import OF_PROVENANCE
-from foretoken.simulator.report.plots import draw_stacked_rows
 
 
 def describe_interval(low: float, high: float, unit: str) -> str:
@@ -14,22 +17,17 @@ def describe_interval(low: float, high: float, unit: str) -> str:
     return f"{format_number(low)} to {format_number(high)} {unit}".rstrip()
 
 
-def provenance_picture(slug: str, rows: Mapping[str, Mapping[str, float]]) -> Picture:
-    """Return the picture of what the busy time of each row rests on."""
-    percent = {
-        row: {name: 100 * share for name, share in shares.items()} for row, shares in rows.items()
-    }
-    return Picture(
-        svg=draw_stacked_rows(
-            slug, "What the times rest on", "share of the busy time (%)", percent, OF_PROVENANCE
-        ),
-        caption=(
-            "Measured: this very operator call was timed on this device. Interpolated: a latency "
-            "model inside what was measured. Extrapolated: the same model outside of it. "
-            "Transferred: from the operator's efficiency on other devices. Analytical: from the "
-            "device's data sheet and what other operators make of it."
-        ),
+def provenance_chart(rows: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Return the chart of what the busy time of each row rests on."""
+    caption = (
+        "Measured: this very operator call was timed on this device. Interpolated: a latency"
+        " model inside what was measured. Extrapolated: the same model outside of it."
+        " Transferred: from the operator's efficiency on other devices. Analytical: from the"
+        " device's data sheet and what other operators make of it."
     )
+    plot = Plot(title="What the times rest on", caption=caption, colors=OF_PROVENANCE)
+    unit = Column(title="share of the busy time", name="share", unit=SHARE)
+    return draw_parts(plot, rows, unit, part="rests on")
 
 
 def configuration_section(scenario_json: str) -> Section:

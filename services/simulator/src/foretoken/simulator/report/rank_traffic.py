@@ -1,6 +1,6 @@
 """Who sends how much to whom in a training step, as a heat map."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,16 @@ from numpy.typing import NDArray
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.results.training_report import TrafficColumns, TrainingReport
 from foretoken.domain.units import GIB
-from foretoken.page.figure import STYLE, WIDTH_INCHES, figure_to_svg
-from foretoken.page.section import DataTable, Picture, Section
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import Plot
+from foretoken.page.figure import STYLE, WIDTH_INCHES
+from foretoken.page.section import DataTable, Section
 
 _Matrix = NDArray[np.float64]
 _DOTS_PER_INCH = 150
 _COLORS = "viridis"
 # What is smaller than this share of the largest, such as the norms that all agree on, is white.
 _LEAST_SHARE = 1e-6
-_PANELS_IN_ROW = 3
 _NUM_TICKS = 8
 
 
@@ -66,19 +67,15 @@ def traffic_section(report: TrainingReport) -> Section | None:
     caption = "Rows send, columns receive. Devices are numbered with tp fastest, then cp, dp and pp"
     if found.num_devices > 1:
         caption += f"; {found.num_devices} neighbours share a cell"
+    whom = _title(found.num_devices)
     pictures = [
-        Picture(
-            svg=draw_traffic("traffic", found),
-            caption=f"{caption}. White: nothing, or next to nothing.",
-        )
+        _chart(found, found.total, whom, f"{caption}. No box: nothing, or next to nothing.")
     ]
     if len(found.by_axis) > 1:
-        pictures.append(
-            Picture(
-                svg=draw_traffic("traffic-axes", found, by_axis=True),
-                caption="The same, by the axis of the layout whose devices communicate.",
-            )
-        )
+        pictures += [
+            _chart(found, matrix, f"{whom} along {axis}", "")
+            for axis, matrix in found.by_axis.items()
+        ]
     intro = (
         "Bytes of one step, of the collectives and transfers that are timed: rings in the order of"
         " the devices, exchanges between all, transfers between the stages of the pipeline."
@@ -91,37 +88,31 @@ def traffic_section(report: TrainingReport) -> Section | None:
     )
 
 
-def draw_traffic(slug: str, found: TrafficMap, *, by_axis: bool = False) -> str:
-    """Draw the bytes between cells as SVG: all together, or a panel for each axis."""
-    with rc_context(STYLE):
-        return figure_to_svg(_figure(found, by_axis=by_axis), slug)
+def _chart(found: TrafficMap, matrix: _Matrix, title: str, caption: str) -> Chart:
+    columns = [Column(title="sending device", name="source")]
+    columns += [Column(title="receiving device", name="target"), Column(title="GiB", name="gib")]
+    sent = np.argwhere(matrix >= _LEAST_SHARE * max(float(matrix.max()), 1.0))
+    cell = found.num_devices
+    rows = [(int(s) * cell, int(t) * cell, float(matrix[s, t]) / GIB) for s, t in sent]
+    table = Table(columns=columns, rows=rows)
+    return Plot(title=title, table=table, x="target", y="source", caption=caption).heat_map("gib")
 
 
 def write_traffic_figure(path: Path, report: TrainingReport) -> None:
     """Write the heat map of a step as a picture of its own, in the format of the path's ending."""
     found = traffic_map(report.traffic, report.num_devices)
     with rc_context({**STYLE, "figure.facecolor": "white"}):
-        figure = _figure(found, by_axis=False)
+        figure = _figure(found)
         figure.savefig(path, dpi=_DOTS_PER_INCH, facecolor="white")
 
 
-def _figure(found: TrafficMap, *, by_axis: bool) -> Figure:
-    panels = dict(found.by_axis) if by_axis else {"": found.total}
-    num_columns = min(len(panels), _PANELS_IN_ROW)
-    num_rows = -(-len(panels) // num_columns)
-    height = 0.7 + num_rows * (WIDTH_INCHES / num_columns if by_axis else 6.2)
-    figure = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
-    all_axes = np.ravel(figure.subplots(num_rows, num_columns, squeeze=False))
-    least, largest = _bounds(panels.values())
-    norm = LogNorm(least, largest)
-    image = None
-    for axes, (name, matrix) in zip(all_axes, panels.items(), strict=False):
-        image = _draw(axes, matrix / GIB, found.num_devices, norm)
-        axes.set_title(f"along {name}" if name else _title(found.num_devices))
-    for axes in all_axes[len(panels) :]:
-        axes.set_visible(False)
-    if image is not None:
-        figure.colorbar(image, ax=all_axes.tolist(), shrink=0.8, label="GiB")
+def _figure(found: TrafficMap) -> Figure:
+    figure = Figure(figsize=(WIDTH_INCHES, 6.9), layout="constrained")
+    axes = figure.subplots()
+    least, largest = _bounds(found.total)
+    image = _draw(axes, found.total / GIB, found.num_devices, LogNorm(least, largest))
+    axes.set_title(_title(found.num_devices))
+    figure.colorbar(image, ax=axes, shrink=0.8, label="GiB")
     return figure
 
 
@@ -130,9 +121,9 @@ def _title(cell: int) -> str:
     return f"What {whom} send{'s' if cell == 1 else ''} in one step"
 
 
-def _bounds(matrices: Iterable[_Matrix]) -> tuple[float, float]:
+def _bounds(matrix: _Matrix) -> tuple[float, float]:
     """Return the least and the largest value in GiB that have colours of their own."""
-    shown = np.concatenate([matrix[matrix > 0] for matrix in matrices]) / GIB
+    shown = matrix[matrix > 0] / GIB
     largest = float(shown.max())
     least = float(shown[shown >= _LEAST_SHARE * largest].min())
     return (least, largest) if least < largest else (0.5 * largest, largest)

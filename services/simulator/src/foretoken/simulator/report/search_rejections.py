@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from foretoken.page.figure import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
-from foretoken.page.section import DataTable, Picture, Section
-from foretoken.simulator.report.crossing_plot import Crossing, draw_crossing
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Plot
+from foretoken.page.curve import draw_counts
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.search_candidates import Row, describe_verdict
-from foretoken.simulator.report.search_plots import draw_counts
 
 _OF_VERDICT = {
     "ok": GREEN,
@@ -29,26 +29,14 @@ def rejections_section(counts: Mapping[str, int], rows: Sequence[Row]) -> Sectio
     ordered = dict(sorted(counts.items(), key=lambda item: -item[1]))
     colors = _verdict_colors([*ordered, *(row["verdict"] for row in rows)])
     named = {describe_verdict(name): count for name, count in ordered.items()}
-    pictures = [
-        Picture(
-            svg=draw_counts("search-verdicts", "What rules points out", "points", named, colors),
-            caption="A point is counted once, by the first reason that rules it out.",
-        )
-    ]
+    caption = "A point is counted once, by the first reason that rules it out."
+    plot = Plot(title="What rules points out", caption=caption, colors=colors)
+    pictures = [draw_counts(plot, named, Column(title="points"))]
     for mode in sorted({row["mode"] for row in rows}):
         of_mode = [row for row in rows if row["mode"] == mode]
         if all(row["rank"] for row in of_mode):
             continue
-        crossing = _crossing(mode, of_mode, colors)
-        pictures.append(
-            Picture(
-                svg=draw_crossing(f"search-failed-{mode}", crossing),
-                caption=(
-                    "Distinct points by the degrees of a replica and the requests that run on it, "
-                    "each box divided by what becomes of its points. Point at a box for its counts."
-                ),
-            )
-        )
+        pictures.append(_crossing(mode, of_mode, colors))
     examples = {row["verdict"]: row for row in reversed(rows) if not row["rank"]}
     table = DataTable(
         headers=("ruled out", "points", "for example", "because"),
@@ -66,24 +54,42 @@ def rejections_section(counts: Mapping[str, int], rows: Sequence[Row]) -> Sectio
     return Section(title="Where points failed", pictures=pictures, table=table)
 
 
-def _crossing(mode: str, rows: Sequence[Row], colors: Mapping[str, str]) -> Crossing:
+def _crossing(mode: str, rows: Sequence[Row], colors: Mapping[str, str]) -> Chart:
+    """Return boxes by degrees and batch sizes, coloured by what most of their points become."""
     counts: dict[tuple[str, str], Counter[str]] = {}
-    batches: dict[str, int] = {}
-    degrees: dict[str, tuple[int, ...]] = {}
+    order: dict[tuple[str, str], tuple[int, ...]] = {}
     for row in rows:
-        batch, degree = _batch_range(row["batch_size"]), _degree_of(row)
-        batches[batch] = row["batch_size"]
-        degrees[degree] = tuple(row[axis] for axis in ("pp", "ep", "tp"))
-        counts.setdefault((batch, degree), Counter())[describe_verdict(row["verdict"])] += 1
-    return Crossing(
+        box = _batch_range(row["batch_size"]), _degree_of(row)
+        order[box] = (row["batch_size"], *(row[axis] for axis in ("pp", "ep", "tp")))
+        counts.setdefault(box, Counter())[describe_verdict(row["verdict"])] += 1
+    what = "degrees of a replica" + (" (decode)" if mode == "disaggregated" else "")
+    columns = [
+        Column.words("batch size", "batch"),
+        Column.words(what, "degrees"),
+        Column.words("most of its points", "verdict"),
+        Column(title="points", name="points"),
+        Column.words("all of its points", "counts"),
+    ]
+    cells = [
+        (
+            *box,
+            counts[box].most_common(1)[0][0],
+            counts[box].total(),
+            ", ".join(f"{count:,} {name}" for name, count in counts[box].most_common()),
+        )
+        for box in sorted(counts, key=order.__getitem__)
+    ]
+    plot = Plot(
         title=f"What became of the {mode} points",
-        row_label="batch size",
-        column_label="degrees of a replica" + (" (decode)" if mode == "disaggregated" else ""),
-        rows=sorted(batches, key=batches.__getitem__),
-        columns=sorted(degrees, key=degrees.__getitem__),
-        counts=counts,
+        table=Table(columns=columns, rows=cells),
+        x="degrees",
+        y="batch",
+        by="verdict",
         colors=colors,
+        caption="Distinct points by the degrees of a replica and the requests that run on it: how"
+        " many there are, and in colour what becomes of most. Point at a box for all.",
     )
+    return plot.boxes("points")
 
 
 def _degree_of(row: Row) -> str:

@@ -4,26 +4,25 @@ import json
 from collections.abc import Callable, Sequence
 
 from foretoken.domain.metrics.number_text import format_number
-from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.search import (
     CandidateColumns,
     Finalist,
     Sensitivity,
     ServingSearchReport,
 )
-from foretoken.page.figure import SERIES
-from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.page.curve import draw_changes
+from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
+from foretoken.simulator.report.load_curves import load_charts
 from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,
     candidate_rows,
-    curve_of,
     describe_rank,
     describe_replicas,
     find_closest,
     latency_titles,
-    limits_of,
     missed_outcomes,
     proposed_rate,
     qualified_rows,
@@ -31,12 +30,6 @@ from foretoken.simulator.report.search_candidates import (
 )
 from foretoken.simulator.report.search_fronts import fronts_section
 from foretoken.simulator.report.search_listing import request_sections
-from foretoken.simulator.report.search_plots import (
-    Curve,
-    CurvePanel,
-    draw_changes,
-    draw_curves,
-)
 from foretoken.simulator.report.search_rejections import rejections_section
 
 _THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
@@ -249,52 +242,13 @@ def _finalists(finalists: Sequence[Finalist], candidates: CandidateColumns) -> S
 
 
 def _load_curves(finalists: Sequence[Finalist]) -> list[Section]:
-    limits = limits_of([probe for finalist in finalists for probe in finalist.load])
-    panels = [
-        CurvePanel(
-            title=describe_limit(metric, percentile),
-            x_label="requests/s of the deployment",
-            y_label="share of requests" if metric == ATTAINMENT else "ms",
-            curves=_curves(finalists, metric, percentile),
-            limit=(limit, "at least" if metric == ATTAINMENT else "limit") if limit else None,
-            is_ratio=metric == ATTAINMENT,
-        )
-        for (metric, percentile), limit in limits.items()
-    ]
-    if not panels:
-        return []
-    return [
-        Section(
-            title="Load and latency of the finalists",
-            pictures=(
-                Picture(
-                    svg=draw_curves("search-load", panels),
-                    caption=(
-                        "Each point is a run, by the requests/s that were served; the load rises "
-                        "along a curve, with the same random numbers at each. A ring misses a "
-                        "target, or was cut short as its queue only grew. An axis is logarithmic "
-                        "where its values span more than a factor of 40."
-                    ),
-                ),
-            ),
-        )
-    ]
-
-
-def _curves(finalists: Sequence[Finalist], metric: str, percentile: float) -> list[Curve]:
-    curves = []
-    for place, finalist in enumerate(finalists):
-        points = curve_of(finalist.load, metric, percentile)
-        curves.append(
-            Curve(
-                label=finalist.name,
-                x=[probe.rate_rps for probe, _ in points],
-                y=[value for _, value in points],
-                color=SERIES[place % len(SERIES)],
-                is_hollow=[not probe.is_met or probe.is_cut_short for probe, _ in points],
-            )
-        )
-    return curves
+    caption = (
+        "Each point is a run, by the requests/s that were served; the load rises along a curve,"
+        " with the same random numbers at each. A ring misses a target, or was cut short as its"
+        " queue only grew. An axis is logarithmic where its values span more than a factor of 40."
+    )
+    charts = load_charts({finalist.name: finalist.load for finalist in finalists}, caption)
+    return [Section(title="Load and latency of the finalists", pictures=charts)] if charts else []
 
 
 def _costs(ranked: Sequence[Row]) -> Section:
@@ -345,17 +299,7 @@ def _sensitivity(sensitivities: Sequence[Sensitivity], best: str) -> Section:
         title="What if",
         intro="The search again with one thing changed, against the best of today"
         + (f", {best}." if best else "."),
-        pictures=(
-            Picture(
-                svg=draw_changes(
-                    "search-changes",
-                    "Output tokens/s per GPU of the best deployment",
-                    "ratio to the best today",
-                    ratios,
-                ),
-                caption="What moves the answer is what limits it.",
-            ),
-        ),
+        pictures=[draw_changes("Output tokens/s per GPU of the best deployment", ratios)],
         table=DataTable(
             headers=("change", "", *titles, "best then"),
             rows=rows,

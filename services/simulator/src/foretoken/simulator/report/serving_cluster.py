@@ -1,7 +1,10 @@
 """The sections of a serving page about the pools of a cluster and their replicas."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS, list_figures
 from foretoken.domain.results.report import (
@@ -12,16 +15,10 @@ from foretoken.domain.results.report import (
     ServingReport,
 )
 from foretoken.domain.units import MS_PER_S
-from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION
-from foretoken.page.section import DataTable, Picture, Section
-from foretoken.simulator.report.plots import Series
-from foretoken.simulator.report.replica_plots import (
-    BarRow,
-    LifeLine,
-    draw_bar_rows,
-    draw_life_lines,
-)
-from foretoken.simulator.report.serving_plots import CumulativePanel, draw_cumulative_panels
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION, Plot
+from foretoken.page.curve import Curve, draw_curves
+from foretoken.page.section import DataTable, Section
 
 _OF_STATE = dict(zip(REPLICA_STATES, (SKY, GREEN, VERMILION), strict=True))
 _OF_TRANSFERS = tuple(METRICS[name] for name in ("sent_bytes_per_s", "port_utilization_ratio"))
@@ -65,53 +62,79 @@ def _is_changing(engine: EngineReport) -> bool:
 
 
 def _life(report: ServingReport) -> Section:
-    lines = [
-        LifeLine(
-            label=_name(engine),
-            spans=[(phase.start_s, phase.end_s, phase.state) for phase in engine.phases],
-            marks=[phase.start_s for phase in engine.phases if phase.state == "restarting"],
-        )
-        for engine in report.engines
+    columns = [
+        Column.words("replica"),
+        Column(title="time (s)", name="start_s"),
+        Column(title="until (s)", name="end_s"),
+        Column.words("state"),
     ]
-    svg = draw_life_lines("replicas", "Replicas over time", lines, _OF_STATE, "fails")
-    caption = (
-        "When the devices of each replica were held and what for. A cross is a failure; where "
-        "nothing is drawn nothing is held."
+    rows = [
+        (_name(engine), phase.start_s, phase.end_s, phase.state)
+        for engine in report.engines
+        for phase in engine.phases
+    ]
+    plot = Plot(
+        title="Replicas over time",
+        table=Table(columns=columns, rows=rows),
+        x="start_s",
+        y="replica",
+        by="state",
+        colors=_OF_STATE,
+        caption=(
+            "When the devices of each replica were held and what for. A restart begins with a"
+            " failure; where nothing is drawn nothing is held."
+        ),
     )
-    return Section(title="Replicas", pictures=[Picture(svg=svg, caption=caption)])
+    return Section(title="Replicas", pictures=[plot.spans("end_s")])
 
 
 def _loads(report: ServingReport) -> Section:
-    colors = _pool_colors(report.pools)
-    of_engine = [colors[engine.pool] for engine in report.engines]
     num_requests = max(report.num_requests, 1)
-    rows = [
-        BarRow(
-            title="requests, share of all",
-            values=[engine.num_requests / num_requests for engine in report.engines],
-            colors=of_engine,
+    caption = (
+        "Bars of one pool that differ much mean that its router spreads requests unevenly, or that"
+        " some replicas ran for a part of the time. Utilization is that of the busiest stage."
+    )
+    charts = [
+        _bars(
+            report,
+            "requests, share of all",
+            [e.num_requests / num_requests for e in report.engines],
         ),
-        BarRow(
-            title=METRICS["utilization_ratio"].label,
-            values=[
-                max((stage.utilization_ratio for stage in engine.stages), default=0.0)
-                for engine in report.engines
-            ],
-            colors=of_engine,
+        _bars(
+            report,
+            METRICS["utilization_ratio"].label,
+            [max((s.utilization_ratio for s in e.stages), default=0.0) for e in report.engines],
         ),
-        BarRow(
-            title=METRICS["kv_utilization_ratio_mean"].label,
-            values=[engine.kv_utilization_ratio_mean for engine in report.engines],
-            colors=of_engine,
+        _bars(
+            report,
+            METRICS["kv_utilization_ratio_mean"].label,
+            [engine.kv_utilization_ratio_mean for engine in report.engines],
         ),
     ]
-    names = [str(engine.engine) for engine in report.engines]
-    caption = (
-        "Bars of one pool that differ much mean that its router spreads requests unevenly, or that "
-        "some replicas ran for a part of the time. Utilization is that of the busiest stage."
+    return Section(title="Load of the replicas", intro=caption, pictures=charts)
+
+
+def _bars(report: ServingReport, title: str, shares: Sequence[float]) -> Chart:
+    """Return a bar for every replica, in the colour of its pool."""
+    columns = [
+        Column.words("replica"),
+        Column.words("pool"),
+        Column(title=title, name="share", unit=SHARE),
+    ]
+    rows = [
+        (str(engine.engine), engine.pool, share)
+        for engine, share in zip(report.engines, shares, strict=True)
+    ]
+    plot = Plot(
+        title=title,
+        table=Table(columns=columns, rows=rows),
+        x="replica",
+        y="share",
+        by="pool",
+        colors=_pool_colors(report.pools),
+        height=140,
     )
-    svg = draw_bar_rows("replica-load", rows, names, colors)
-    return Section(title="Load of the replicas", pictures=[Picture(svg=svg, caption=caption)])
+    return plot.histogram()
 
 
 def _transfers(report: ServingReport) -> Section:
@@ -132,18 +155,13 @@ def _transfers(report: ServingReport) -> Section:
     done = moved >= 0
     if len(moved) == len(first) and done.any():
         values = np.percentile((moved - first)[done] * MS_PER_S, ITL_QUANTILES).tolist()
-        panel = CumulativePanel(
+        plot = Plot(
             title="First token to KV cache on the decode replica",
-            x_label="ms",
-            percents=ITL_QUANTILES,
-            lines=[Series(label="transfer", color=BLUE, values=values)],
+            caption="It holds the wait for room on a decode replica and for a free port.",
         )
-        pictures.append(
-            Picture(
-                svg=draw_cumulative_panels("transfers", [panel], ""),
-                caption="It holds the wait for room on a decode replica and for a free port.",
-            )
-        )
+        curve = Curve(label="transfer", x=values, y=[p / 100 for p in ITL_QUANTILES])
+        share = Column(title="share of transfers", name="share", unit=SHARE)
+        pictures.append(draw_curves(plot, [curve], x=Column(title="ms"), y=share))
     return Section(
         title="KV transfers",
         intro=(

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.metrics.metric import Metric, title_of
+from foretoken.domain.metrics.metric import SHARE, Metric, title_of
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.metrics.request import LIMITED
@@ -14,24 +16,18 @@ from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import (
     ITL_QUANTILES,
     ClassReport,
+    Histogram,
     Percentiles,
     SeriesColumns,
     ServingReport,
     ServingStageMemory,
 )
 from foretoken.domain.units import GIB, MS_PER_S
-from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
-from foretoken.page.section import Cell, DataTable, Picture, Section
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Plot, Rule
+from foretoken.page.curve import Curve, draw_curves, draw_parts
+from foretoken.page.section import Cell, DataTable, Section
 from foretoken.simulator.report.palette import OF_SERVING_MEMORY, colors_of_loads
-from foretoken.simulator.report.plots import Series, draw_stacked_rows
-from foretoken.simulator.report.serving_plots import (
-    Bars,
-    CumulativePanel,
-    Track,
-    draw_cumulative_panels,
-    draw_histograms,
-    draw_tracks,
-)
 from foretoken.simulator.serving.metrics import instants_of_columns, measure
 
 Floats = NDArray[np.float64]
@@ -50,31 +46,40 @@ _REFUSALS = {
 
 def distributions(reports: Sequence[ServingReport]) -> Section:
     """Return the cumulative distributions of the latencies, with the objectives that all share."""
-    panels = []
+    colors = colors_of_loads(len(reports))
+    labelled = {
+        describe_load(report): (report, color)
+        for report, color in zip(reports, colors, strict=True)
+    }
+    return Section(title="Distributions", pictures=cumulative_charts(labelled))
+
+
+def cumulative_charts(reports: Mapping[str, tuple[ServingReport, str]]) -> list[Chart]:
+    """Return the shares of requests at or below a latency, a line for each report and its colour.
+
+    An objective is marked where all have it.
+    """
+    charts = []
+    caption = (
+        "The share at or below a time; further left is better. An axis is logarithmic where its"
+        " values span more than a factor of 40. A dashed line is the objective of requests without"
+        " a class."
+    )
     for metric in DISTRIBUTIONS:
-        lines = [
-            Series(label=describe_load(report), color=color, values=values)
-            for report, color in zip(reports, colors_of_loads(len(reports)), strict=True)
+        curves = [
+            Curve(label=label, x=values, y=[p / 100 for p in ITL_QUANTILES], color=color)
+            for label, (report, color) in reports.items()
             if (values := latency_quantiles(report, metric))
         ]
-        if lines:
-            limit_ms = slo_limits(reports[-1]).get(metric.name, 0.0)
-            panels.append(
-                CumulativePanel(
-                    title=metric.label,
-                    x_label=metric.unit,
-                    percents=ITL_QUANTILES,
-                    lines=lines,
-                    limits=[(limit_ms / metric.scale, "SLO")] if limit_ms else [],
-                )
-            )
-    caption = (
-        "The share at or below a time; further left is better. An axis is logarithmic where its "
-        "values span more than a factor of 40. A dashed line is the objective of requests without "
-        "a class."
-    )
-    svg = draw_cumulative_panels("distributions", panels, "offered load") if panels else ""
-    return Section(title="Distributions", pictures=[Picture(svg=svg, caption=caption)] * bool(svg))
+        limits = {slo_limits(report).get(metric.name, 0.0) for report, _ in reports.values()}
+        # A limit that is not that of all would be read as theirs.
+        limit_ms = limits.pop() if len(limits) == 1 else 0.0
+        rules = [Rule("x", limit_ms / metric.scale, "SLO")] if limit_ms else []
+        if curves:
+            plot = Plot(title=f"{metric.label}, distribution", caption=caption, rules=rules)
+            share = Column(title="share of all", name="share", unit=SHARE)
+            charts.append(draw_curves(plot, curves, x=Column.of(metric), y=share))
+    return charts
 
 
 def latency_quantiles(report: ServingReport, metric: Metric) -> list[float]:
@@ -94,72 +99,71 @@ def slo_limits(report: ServingReport) -> Mapping[str, float]:
 def timeline(report: ServingReport) -> Section:
     """Return a run second by second."""
     times_s, width_s, columns = thin_series(report.series)
-    svg = draw_tracks(
-        "timeline",
-        describe_load(report),
-        [*times_s.tolist(), times_s[-1] + width_s],
-        _tracks(report, columns, width_s),
+    intro = (
+        f"At {describe_load(report)}. Every step of a curve is {format_number(width_s)} s: sums of"
+        " what happened in it, means of what stood. Requests and blocks are those of all replicas."
     )
-    caption = (
-        f"Every step of a curve is {format_number(width_s)} s: sums of what happened in it, means "
-        "of what stood. Requests and blocks are those of all replicas."
-    )
-    return Section(title="Over time", pictures=[Picture(svg=svg, caption=caption)])
+    starts = [*times_s.tolist(), times_s[-1] + width_s]
+    charts = []
+    for track in _TRACKS:
+        if track.is_left_out(report, columns):
+            continue
+        curves = []
+        for label, name, color in track.lines:
+            values = (columns[name] / (width_s if track.is_rate else 1.0)).tolist()
+            # The last interval is drawn to its end.
+            curves.append(Curve(label=label, x=starts, y=[*values, values[-1]], color=color))
+        plot = Plot(title=track.title, height=TRACK_HEIGHT)
+        y = Column(title=track.title, name="value", unit=track.unit)
+        charts.append(draw_curves(plot, curves, x=TIME_S, y=y, is_step=True))
+    return Section(title="Over time", intro=intro, pictures=charts)
 
 
-def _tracks(
-    report: ServingReport, columns: Mapping[str, Floats], width_s: float
-) -> Sequence[Track]:
-    def line(label: str, name: str, color: str, scale: float = 1.0) -> Series:
-        values = (columns[name] / scale).tolist()
-        # The last interval is drawn to its end.
-        return Series(label=label, color=color, values=[*values, values[-1]])
+TIME_S = Column(title="time (s)", name="time_s")
+TRACK_HEIGHT = 120
 
-    tracks = [
-        Track(
-            y_label="requests/s",
-            series=[
-                line("arrived", "num_arrivals", GREY, width_s),
-                line("completed", "num_completions", BLUE, width_s),
-            ],
-        ),
-        Track(
-            y_label="requests",
-            series=[
-                line("running", "running_mean", GREEN),
-                line("waiting", "waiting_mean", VERMILION),
-            ],
-        ),
-        Track(
-            y_label="tokens/s",
-            series=[
-                line("prompts", "num_prefill_tokens", ORANGE, width_s),
-                line("output", "num_output_tokens", BLUE, width_s),
-            ],
-        ),
-        Track(y_label="batch size", series=[line("", "batch_size_mean", SKY)], is_area=True),
-        Track(
-            y_label=METRICS["kv_utilization_ratio"].label,
-            series=[line("", "kv_utilization_ratio", PURPLE)],
-            is_area=True,
-            is_ratio=True,
-        ),
-        Track(
-            y_label=METRICS["utilization_ratio"].label,
-            series=[line("", "utilization_ratio", GREEN)],
-            is_area=True,
-            is_ratio=True,
-        ),
-    ]
-    # Only where there is something to see.
-    replicas = columns["replicas_mean"]
-    for title, name, color, is_drawn in (
-        ("replicas", "replicas_mean", BLUE, replicas.max() > replicas.min()),
-        ("power (W)", "power_w", ORANGE, report.power_w_mean > 0),
-    ):
-        if is_drawn:
-            tracks.append(Track(y_label=title, series=[line("", name, color)], is_area=True))
-    return tracks
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Track:
+    """Columns of a series over time: (label, column, colour); a rate is of what is counted."""
+
+    title: str
+    lines: Sequence[tuple[str, str, str]]
+    unit: str = ""
+    is_rate: bool = False
+    needs: str = ""
+
+    def is_left_out(self, report: ServingReport, columns: Mapping[str, Floats]) -> bool:
+        """Whether there is nothing to see: a column that never changes, no power known."""
+        if self.needs == "power":
+            return report.power_w_mean <= 0
+        column = columns[self.needs] if self.needs else None
+        return column is not None and bool(column.max() <= column.min())
+
+
+_TRACKS = (
+    _Track(
+        title="requests/s",
+        lines=[("arrived", "num_arrivals", GREY), ("completed", "num_completions", BLUE)],
+        is_rate=True,
+    ),
+    _Track(
+        title="requests",
+        lines=[("running", "running_mean", GREEN), ("waiting", "waiting_mean", VERMILION)],
+    ),
+    _Track(
+        title="tokens/s",
+        lines=[("prompts", "num_prefill_tokens", ORANGE), ("output", "num_output_tokens", BLUE)],
+        is_rate=True,
+    ),
+    _Track(title="batch size", lines=[("", "batch_size_mean", SKY)]),
+    *(
+        _Track(title=METRICS[name].label, lines=[("", name, color)], unit=SHARE)
+        for name, color in (("kv_utilization_ratio", PURPLE), ("utilization_ratio", GREEN))
+    ),
+    _Track(title="replicas", lines=[("", "replicas_mean", BLUE)], needs="replicas_mean"),
+    _Track(title="power (W)", lines=[("", "power_w", ORANGE)], needs="power"),
+)
 
 
 def thin_series(series: SeriesColumns) -> tuple[Floats, float, dict[str, Floats]]:
@@ -179,8 +183,8 @@ def thin_series(series: SeriesColumns) -> tuple[Floats, float, dict[str, Floats]
 
 def batches(report: ServingReport) -> Section:
     """Return how large the steps of a run are."""
-    histograms = [
-        Bars(title=title, x_label=label, edges=histogram.edges, shares=histogram.shares)
+    charts = [
+        _histogram(title, label, histogram)
         for title, label, histogram in (
             ("Batch size", "requests in a step", report.batch_size_histogram),
             ("Tokens", "tokens in a step", report.batch_tokens_histogram),
@@ -195,13 +199,25 @@ def batches(report: ServingReport) -> Section:
             f"tokens on average. A step takes {format_number(step.p50)} ms in the median and "
             f"{format_number(step.p99)} ms at the 99th percentile, all stages together."
         ),
-        pictures=[
-            Picture(
-                svg=draw_histograms("batches", histograms),
-                caption="How many steps are of which size.",
-            )
-        ],
+        pictures=charts,
     )
+
+
+def _histogram(title: str, label: str, histogram: Histogram) -> Chart:
+    columns = [Column.words(label, "size"), Column(title="share of steps", unit=SHARE)]
+    rows = [
+        (_describe_range(low, high), share)
+        for (low, high), share in zip(pairwise(histogram.edges), histogram.shares, strict=True)
+    ]
+    table = Table(columns=columns, rows=rows)
+    caption = "How many steps are of which size."
+    plot = Plot(title=title, table=table, x="size", y="share_of_steps", caption=caption, height=180)
+    return plot.histogram()
+
+
+def _describe_range(low: float, high: float) -> str:
+    """Return the whole numbers from an edge to before the next."""
+    return f"{low:,.0f}" if high - low <= 1 else f"{low:,.0f} to {high - 1:,.0f}"
 
 
 def memory(report: ServingReport) -> Section:
@@ -211,16 +227,12 @@ def memory(report: ServingReport) -> Section:
     }
     sizes_gib = {stage.device_bytes / GIB for stage in report.memory}
     device_gib = max(sizes_gib)
-    svg = draw_stacked_rows(
-        "memory",
-        "Memory of one device",
-        "GiB",
-        rows,
-        OF_SERVING_MEMORY,
-        limit=(
-            device_gib,
-            f"{'largest ' * (len(sizes_gib) > 1)}device: {format_number(device_gib)} GiB",
-        ),
+    limit = f"{'largest ' * (len(sizes_gib) > 1)}device: {format_number(device_gib)} GiB"
+    plot = Plot(
+        title="Memory of one device",
+        caption="Activations are their peak in the largest step the engine may run.",
+        colors=OF_SERVING_MEMORY,
+        rules=[Rule("x", device_gib, limit)],
     )
     caches = [("a replica", report.num_kv_blocks, report.kv_block_size)]
     if report.pools:
@@ -240,12 +252,7 @@ def memory(report: ServingReport) -> Section:
             f"{report.kv_utilization_ratio_mean:.1%} of them are in use on average, "
             f"{report.kv_utilization_ratio_max:.1%} at most."
         ),
-        pictures=[
-            Picture(
-                svg=svg,
-                caption="Activations are their peak in the largest step the engine may run.",
-            )
-        ],
+        pictures=[draw_parts(plot, rows, Column(title="GiB"))],
     )
 
 

@@ -9,19 +9,20 @@ from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
-from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, VERMILION
-from foretoken.page.section import DataTable, Fact, Picture, Section
+from foretoken.page.block import Column
+from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Plot
+from foretoken.page.curve import Curve, draw_curves, draw_parts
+from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.palette import color_of_group, label_of_group
-from foretoken.simulator.report.plots import Panel, Series, draw_panels, draw_stacked_rows
 from foretoken.simulator.report.provenance import (
     configuration_section,
-    provenance_picture,
+    provenance_chart,
 )
 from foretoken.simulator.report.serving_cluster import cluster_sections
 
-_LOAD_LABEL = "offered load (requests/s)"
+_LOAD = Column(title="offered load (requests/s)", name="offered_rps")
 _LATENCIES = tuple(LIMITED[name].on_page() for name in ("ttft_ms", "itl_ms", "e2e_latency_ms"))
 _PERCENTILES = (("p50", BLUE), ("p90", ORANGE), ("p99", VERMILION))
 
@@ -183,76 +184,57 @@ def _percentiles(report: ServingReport, label: str) -> Section:
 
 def _latency_by_load(reports: Sequence[ServingReport]) -> Section:
     loads = [report.offered_rps for report in reports]
-    panels = [
-        Panel(
-            title=metric.label,
-            x_label=_LOAD_LABEL,
-            y_label=metric.unit,
-            x=loads,
-            series=[
-                Series(
+    caption = (
+        "Time to first token counts from arrival, queueing included. An axis is logarithmic where"
+        " its values span more than a factor of 40."
+    )
+    charts = [
+        draw_curves(
+            Plot(title=f"{metric.label} against load", caption=caption),
+            [
+                Curve(
                     label=percentile,
                     color=color,
-                    values=[metric.statistic(metric.value(r), percentile) for r in reports],
+                    x=loads,
+                    y=[metric.statistic(metric.value(r), percentile) for r in reports],
                 )
                 for percentile, color in _PERCENTILES
             ],
-            may_be_log=True,
+            x=_LOAD,
+            y=Column.of(metric),
         )
         for metric in _LATENCIES
     ]
-    return Section(
-        title="Latency against load",
-        pictures=(
-            Picture(
-                svg=draw_panels("latency", panels),
-                caption=(
-                    "Time to first token counts from arrival, queueing included. An axis is "
-                    "logarithmic where its values span more than a factor of 40."
-                ),
-            ),
-        ),
-    )
+    return Section(title="Latency against load", pictures=charts)
 
 
 def _throughput_by_load(reports: Sequence[ServingReport]) -> Section:
     loads = [report.offered_rps for report in reports]
-    requests = Panel(
-        title="Requests",
-        x_label=_LOAD_LABEL,
-        y_label="requests/s",
-        x=loads,
-        series=[
-            Series(label="offered", values=loads, color=GREY, is_dashed=True),
-            Series(
-                label="completed", values=[r.request_throughput_rps for r in reports], color=BLUE
-            ),
-            Series(label="within the SLO", values=[r.goodput_rps for r in reports], color=GREEN),
-        ],
-    )
-    tokens = Panel(
-        title="Output tokens of all devices",
-        x_label=_LOAD_LABEL,
-        y_label="tokens/s",
-        x=loads,
-        series=[
-            Series(
-                label="all devices", values=[r.output_throughput_tps for r in reports], color=BLUE
+    completed = [report.request_throughput_rps for report in reports]
+    tokens = METRICS["output_throughput_tps"]
+    caption = "Where completed falls below offered, the queue grows for as long as the load lasts."
+    requests = draw_curves(
+        Plot(title="Requests", caption=caption),
+        [
+            Curve(label="offered", x=loads, y=loads, color=GREY, is_dashed=True),
+            Curve(label="completed", x=loads, y=completed, color=BLUE),
+            Curve(
+                label="within the SLO",
+                x=loads,
+                y=[report.goodput_rps for report in reports],
+                color=GREEN,
             ),
         ],
+        x=_LOAD,
+        y=Column(title="requests/s"),
     )
-    return Section(
-        title="Throughput and goodput",
-        pictures=(
-            Picture(
-                svg=draw_panels("throughput", [requests, tokens]),
-                caption=(
-                    "Where completed falls below offered, the queue grows for as long as the load "
-                    "lasts."
-                ),
-            ),
-        ),
+    output = draw_curves(
+        Plot(title="Output tokens of all devices"),
+        [Curve(label="all devices", x=loads, y=[tokens.value(report) for report in reports])],
+        x=_LOAD,
+        y=Column.of(tokens),
     )
+    return Section(title="Throughput and goodput", pictures=(requests, output))
 
 
 def _time(reports: Sequence[ServingReport]) -> Section:
@@ -271,16 +253,8 @@ def _time(reports: Sequence[ServingReport]) -> Section:
     }
     ranked = sorted(totals, key=lambda group: -totals[group])
     colors = {label_of_group(group): color_of_group(group) for group in ranked}
-    return Section(
-        title="Where the time goes",
-        pictures=(
-            Picture(
-                svg=draw_stacked_rows("time", "Mean serving step", "time (ms)", rows, colors),
-                caption="The mean step at each load, by what its operators do.",
-            ),
-            provenance_picture(
-                "provenance",
-                {describe_load(r): r.step_time_ratio_by_provenance for r in reports},
-            ),
-        ),
-    )
+    caption = "The mean step at each load, by what its operators do."
+    plot = Plot(title="Mean serving step", caption=caption, colors=colors)
+    step = draw_parts(plot, rows, Column(title="time (ms)", name="time_ms"))
+    shares = {describe_load(r): r.step_time_ratio_by_provenance for r in reports}
+    return Section(title="Where the time goes", pictures=(step, provenance_chart(shares)))

@@ -8,92 +8,93 @@ from numpy.typing import NDArray
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB
-from foretoken.page.section import Cell, DataTable, Picture, Section
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import Plot, Rule
+from foretoken.page.curve import Curve, draw_counts, draw_curves, draw_parts
+from foretoken.page.section import Cell, DataTable, Section
 from foretoken.simulator.report.palette import (
     OF_MEMORY,
     OF_STREAM,
     color_of_group,
     label_of_group,
 )
-from foretoken.simulator.report.plots import draw_ranked, draw_stacked_rows
-from foretoken.simulator.report.provenance import provenance_picture
-from foretoken.simulator.report.span_plot import Window, draw_spans
-from foretoken.simulator.report.training_plots import Staircase, draw_staircases
+from foretoken.simulator.report.provenance import provenance_chart
 from foretoken.simulator.report.training_streams import (
     SpanArrays,
-    chunk_places,
+    kind_label,
     measure_streams,
     pick_stages,
     span_arrays,
 )
 
-# More boxes than this make a picture nobody can read and a page nobody can load, in all and of the
-# computation of one stage. A longer step is cut to windows of half as many.
-_MAX_BOXES = 4000
-_MAX_STAGE_BOXES = 120
-_MAX_ROWS = 64
+# More spans than this make a page slow to open.
+_MAX_SPANS = 6000
+# A curve with more points than this has lost nothing that can be seen.
+_MAX_POINTS = 600
 _MAX_BARS = 16
 _MAX_CURVES = 8
 _MAX_COLUMNS = 8
 
 
 def pipeline(report: TrainingReport) -> Section:
-    """Return the pictures of the pipeline: the whole step, or its beginning and its end."""
+    """Return what the stages do when, which can be zoomed; of a long step its beginning."""
     spans = span_arrays(report.spans)
-    stages = spans.stages[:_MAX_ROWS]
     caption = (
-        "Numbers are micro batches; what a stage sends, reduces and gathers runs in the low row"
-        " beneath its computation."
+        "Communication of a stage that runs besides computation has a row of its own. Point at a"
+        " span for its micro batch and times; shift and the wheel zoom."
     )
-    if chunk_places(spans).any():
-        caption += " Lighter boxes are of a stage's second and later chunks of layers."
-    caption += " Rest the pointer on a box for its times."
-    if len(stages) < len(spans.stages):
-        caption += f" Only the first {len(stages)} of {len(spans.stages)} stages are drawn."
-    drawn = spans.pick(np.isin(spans.stage, stages))
-    end = max(spans.end_of_all_ms, 1e-9)
-    pictures = []
-    for title, window in _windows(drawn, end):
-        cut = ""
-        if window.length_ms < end:
-            cut = f" Drawn are {format_number(window.length_ms)} of {format_number(end)} ms; the"
-            cut += " Chrome trace has all of them."
-        svg = draw_spans(title, drawn, stages, window)
-        pictures.append(Picture(svg=svg, caption=caption + cut))
-        caption = ""
+    if len(spans.kind) > _MAX_SPANS:
+        caption += (
+            f" Drawn are the first {_MAX_SPANS:,} of {len(spans.kind):,} spans; the Chrome trace"
+            " has all."
+        )
+    first = np.sort(np.argsort(spans.start_ms, kind="stable")[:_MAX_SPANS])
+    drawn = spans.pick(np.isin(np.arange(len(spans.kind)), first))
+    num = report.num_micro_batches
     return Section(
         title="Pipeline",
-        intro=f"{report.num_micro_batches:,} micro batch{'es' * (report.num_micro_batches != 1)}"
-        " per data-parallel replica.",
-        pictures=pictures,
+        intro=f"{num:,} micro batch{'es' * (num != 1)} per data-parallel replica.",
+        pictures=[span_chart("What each stage does", {"": drawn}, caption)],
     )
 
 
-def _windows(spans: SpanArrays, end: float) -> Sequence[tuple[str, Window]]:
-    """Return what to draw: all of the step, or as much of both its ends as can be read."""
-    if _can_be_read(spans, _MAX_BOXES, _MAX_STAGE_BOXES):
-        return [("What each stage does", Window(start_ms=0.0, end_ms=end))]
-    length = min(_readable_ms(spans.start_ms, spans), _readable_ms(end - spans.end_ms, spans))
-    return [
-        ("The beginning of the step", Window(start_ms=0.0, end_ms=length)),
-        ("The end of the step", Window(start_ms=end - length, end_ms=end)),
+def span_chart(title: str, spans: Mapping[str, SpanArrays], caption: str) -> Chart:
+    """Return the spans of stages as a Gantt chart, of one step or of several by name."""
+    columns = [
+        Column.words("stage", "row"),
+        Column(title="time (ms)", name="start_ms"),
+        Column(title="until (ms)", name="end_ms"),
+        Column.words("kind"),
+        Column(title="micro batch"),
+        Column(title="chunk"),
     ]
-
-
-def _can_be_read(spans: SpanArrays, most: int, most_of_stage: int) -> bool:
-    computing = spans.stage[spans.is_compute]
-    return len(spans.kind) <= most and int(np.bincount(computing).max(initial=0)) <= most_of_stage
-
-
-def _readable_ms(distance_ms: NDArray[np.float64], spans: SpanArrays) -> float:
-    """Return how far from an end of the step a picture can reach; spans have distances from it."""
-    whole = np.sort(distance_ms)
-    reach = float(whole[min(_MAX_BOXES // 2, len(whole) - 1)])
-    for stage in spans.stages:
-        own = np.sort(distance_ms[(spans.stage == stage) & spans.is_compute])
-        if len(own) > _MAX_STAGE_BOXES // 2:
-            reach = min(reach, float(own[_MAX_STAGE_BOXES // 2]))
-    return reach
+    rows = []
+    for label, found in spans.items():
+        order = np.lexsort((found.start_ms, ~found.is_compute, found.stage))
+        for place in order.tolist():
+            stream = "" if found.is_compute[place] else ", communication"
+            row = f"{label}{', ' if label else ''}stage {found.stage[place]}{stream}"
+            batch = int(found.micro_batch[place])
+            rows.append(
+                (
+                    row,
+                    float(found.start_ms[place]),
+                    float(found.end_ms[place]),
+                    kind_label(int(found.kind[place])),
+                    batch if batch >= 0 else None,
+                    int(found.chunk[place]),
+                )
+            )
+    plot = Plot(
+        title=title,
+        table=Table(columns=columns, rows=rows),
+        x="start_ms",
+        y="row",
+        by="kind",
+        colors=OF_STREAM,
+        caption=caption,
+    )
+    return plot.spans("end_ms")
 
 
 def time(report: TrainingReport) -> Section:
@@ -106,16 +107,14 @@ def time(report: TrainingReport) -> Section:
     colors = {
         label_of_group(group): color_of_group(group) for group in report.step_time_ms_by_group
     }
-    pictures = [
-        Picture(
-            svg=draw_ranked("time", "Critical stage, one step", "ms", groups, colors),
-            caption=(
-                "GEMM, attention and elementwise are forward and backward together; recompute is"
-                " the second forward pass. Communication is what no computation hides; the bubble"
-                " is waiting for other stages."
-            ),
-        )
-    ]
+    caption = (
+        "GEMM, attention and elementwise are forward and backward together; recompute is the second"
+        " forward pass. Communication is what no computation hides; the bubble is waiting for other"
+        " stages."
+    )
+    plot = Plot(title="Critical stage, one step", caption=caption, colors=colors)
+    ranked = dict(sorted(groups.items(), key=lambda item: -item[1]))
+    pictures = [draw_counts(plot, ranked, Column(title="time (ms)"))]
     spans = span_arrays(report.spans)
     if len(spans.kind):
         pictures.append(_streams(spans))
@@ -123,26 +122,26 @@ def time(report: TrainingReport) -> Section:
         pictures.append(_axes(report))
     shares = report.step_time_ratio_by_provenance
     if shares:
-        pictures.append(provenance_picture("provenance", {"critical stage": shares}))
+        pictures.append(provenance_chart({"critical stage": shares}))
     return Section(title="Where the time goes", pictures=pictures)
 
 
-def _streams(spans: SpanArrays) -> Picture:
+def _streams(spans: SpanArrays) -> Chart:
     streams = measure_streams(spans)
     shown = pick_stages(list(streams), _MAX_BARS)
     rows = {f"stage {stage}": streams[stage] for stage in shown}
     cut = ""
     if len(shown) < len(streams):
         cut = f" Drawn are {len(shown)} of {len(streams)} stages."
-    svg = draw_stacked_rows("streams", "Every stage, one step", "time (ms)", rows, OF_STREAM)
     caption = (
         "Passes contain the tensor-parallel communication that waits for nothing else. Exposed"
         " communication is transfers, reductions and gathers with no computation during them."
     )
-    return Picture(svg=svg, caption=caption + cut)
+    plot = Plot(title="Every stage, one step", caption=caption + cut, colors=OF_STREAM)
+    return draw_parts(plot, rows, Column(title="time (ms)"))
 
 
-def _axes(report: TrainingReport) -> Picture:
+def _axes(report: TrainingReport) -> Chart:
     rows = {}
     for axis, whole_ms in sorted(
         report.communication_ms_by_axis.items(), key=lambda item: -item[1]
@@ -152,15 +151,13 @@ def _axes(report: TrainingReport) -> Picture:
             "exposed communication": exposed,
             "hidden communication": whole_ms - exposed,
         }
-    return Picture(
-        svg=draw_stacked_rows(
-            "axes", "Communication of the critical stage", "time (ms)", rows, OF_STREAM
-        ),
-        caption=(
-            "By the axis of parallelism that communicates. Hidden communication overlaps"
-            " computation; by how much it slows that is the overlap slowdown."
-        ),
+    caption = (
+        "By the axis of parallelism that communicates. Hidden communication overlaps computation;"
+        " by how much it slows that is the overlap slowdown."
     )
+    title = "Communication of the critical stage"
+    plot = Plot(title=title, caption=caption, colors=OF_STREAM)
+    return draw_parts(plot, rows, Column(title="time (ms)"))
 
 
 def memory(report: TrainingReport) -> Section:
@@ -169,22 +166,19 @@ def memory(report: TrainingReport) -> Section:
     device_gib = report.device_memory_bytes / GIB
     shown = pick_stages(list(parts), _MAX_BARS)
     rows = {f"stage {stage}": parts[stage] for stage in shown}
-    limit = (device_gib, f"device: {format_number(device_gib)} GiB") if device_gib else None
+    name = f"device: {format_number(device_gib)} GiB"
+    rules = [Rule("x", device_gib, name)] if device_gib else []
     caption = (
         "At the moment each stage holds most. Activations are those of all micro batches it then"
         " has in flight; temporary is what lives within an operator, often the logits."
     )
     if len(shown) < len(parts):
         caption += f" Drawn are {len(shown)} of {len(parts)} stages; the table has all."
-    title = "Peak memory of one device"
-    pictures = [
-        Picture(
-            svg=draw_stacked_rows("memory", title, "GiB", rows, OF_MEMORY, limit=limit),
-            caption=caption,
-        )
-    ]
+    plot = Plot(title="Peak memory of one device", caption=caption, colors=OF_MEMORY, rules=rules)
+    pictures = [draw_parts(plot, rows, Column(title="GiB"))]
     if len(report.memory_timeline.time_ms):
-        pictures.append(_memory_over_time(report, limit))
+        marked = [Rule("y", device_gib, name)] if device_gib else []
+        pictures.append(_memory_over_time(report, marked))
     return Section(
         title="Memory",
         intro=(
@@ -196,7 +190,7 @@ def memory(report: TrainingReport) -> Section:
     )
 
 
-def _memory_over_time(report: TrainingReport, limit: tuple[float, str] | None) -> Picture:
+def _memory_over_time(report: TrainingReport, rules: Sequence[Rule]) -> Chart:
     columns = report.memory_timeline
     stage = np.asarray(columns.stage, dtype=np.int64)
     times = np.asarray(columns.time_ms, dtype=np.float64)
@@ -204,17 +198,38 @@ def _memory_over_time(report: TrainingReport, limit: tuple[float, str] | None) -
     all_stages = [int(number) for number in np.unique(stage)]
     fullest = int(stage[held.argmax()])
     shown = sorted({*pick_stages(all_stages, _MAX_CURVES - 1), fullest})
-    curves = {
-        f"stage {number}": Staircase(times=times[stage == number], values=held[stage == number])
-        for number in shown
-    }
     end = max(report.step_time_ms, float(times.max()))
+    curves = [
+        _staircase(f"stage {number}", times[stage == number], held[stage == number], end)
+        for number in shown
+    ]
     caption = "What tensors occupy on one device of a stage, from the step's start to its end."
     if len(shown) < len(all_stages):
         caption += f" Drawn are {len(shown)} of {len(all_stages)} stages, with the fullest."
-    labels = ("Allocated memory over the step", "time (ms)", "GiB")
-    svg = draw_staircases("memory-timeline", labels, curves, end, limit)
-    return Picture(svg=svg, caption=caption)
+    plot = Plot(title="Allocated memory over the step", caption=caption, rules=rules)
+    x = Column(title="time (ms)")
+    return draw_curves(plot, curves, x=x, y=Column(title="GiB"), is_step=True)
+
+
+def _staircase(
+    label: str, times: NDArray[np.float64], values: NDArray[np.float64], end: float
+) -> Curve:
+    """Return a quantity that keeps each value until the next, up to `end`.
+
+    Of many values it has the lowest and the highest of each part of the time.
+    """
+    kept = np.arange(len(times))
+    if len(times) > _MAX_POINTS:
+        parts = np.array_split(kept, _MAX_POINTS // 2)
+        kept = np.unique(
+            [part[of(values[part])] for part in parts for of in (np.argmin, np.argmax)]
+        )
+    last = values[-1:]
+    return Curve(
+        label=label,
+        x=np.append(times[kept], end).tolist(),
+        y=np.append(values[kept], last).tolist(),
+    )
 
 
 def _peak_table(stages: Sequence[StageMemory]) -> DataTable:

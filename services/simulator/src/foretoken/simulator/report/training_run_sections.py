@@ -1,23 +1,23 @@
 """The sections of a page about a whole training run."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from foretoken.domain import schema
-from foretoken.domain.metrics.metric import title_of
+from foretoken.domain.metrics.metric import SHARE, title_of
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
+from foretoken.domain.requests.training_run import RunSize, TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
-from foretoken.page.figure import BLUE, GREY, ORANGE, PURPLE, VERMILION
-from foretoken.page.section import DataTable, Fact, Picture, Section
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Rule
+from foretoken.page.curve import Curve, draw_curves, draw_parts
+from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
-from foretoken.simulator.report.training_run_plots import Line, LogChart, draw_charts
 from foretoken.simulator.training.run.failures import FailureModel
 from foretoken.simulator.training.run.plan import model_failures
 
@@ -157,17 +157,7 @@ def lost_days(report: TrainingRunReport) -> dict[str, float]:
 
 def _shares(report: TrainingRunReport) -> Section:
     days, lost = days_by_use(report), lost_days(report)
-    pictures = [
-        Picture(
-            svg=draw_stacked_rows(
-                "run-days", "The expected days", "days", {"the run": days}, COLORS
-            ),
-            caption="The expected days of the run by what they are spent on.",
-        )
-    ]
-    if lost:
-        svg = draw_stacked_rows("run-lost", "What is lost", "days", {"lost": lost}, COLORS)
-        pictures.append(Picture(svg=svg, caption="The same without the steps that count."))
+    pictures = days_charts({"the run": days}, {"lost": lost})
     rows = [
         (name, format_number(value), f"{value / report.days:.2%}") for name, value in days.items()
     ]
@@ -175,39 +165,50 @@ def _shares(report: TrainingRunReport) -> Section:
     return Section(title="Where the days go", pictures=pictures, table=table)
 
 
+def days_charts(
+    days: Mapping[str, Mapping[str, float]], lost: Mapping[str, Mapping[str, float]]
+) -> list[Chart]:
+    """Return the expected days by what they are spent on, and the same without steps that count."""
+    unit = Column(title="days")
+    caption = "The expected days by what they are spent on."
+    plot = Plot(title="The expected days", caption=caption, colors=COLORS)
+    charts = [draw_parts(plot, days, unit)]
+    if any(lost.values()):
+        caption = "The same without the steps that count."
+        plot = Plot(title="What is lost", caption=caption, colors=COLORS)
+        charts.append(draw_parts(plot, lost, unit))
+    return charts
+
+
 def _checkpoints(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
     model = model_failures(request.scenario, request)
     chosen_s = report.checkpoint_interval_s
     low_s = max(chosen_s / _REACH, report.step_time_ms / MS_PER_S, model.shortest_s)
     intervals = np.geomspace(low_s, max(low_s * 2, chosen_s * _REACH), _NUM_INTERVALS)
-    lines = [
-        Line(
+    minutes = (intervals / _S_PER_MINUTE).tolist()
+    curves = [
+        Curve(
             label=label,
+            x=minutes,
             y=[
-                100 * _goodput(replace(model, rate_per_s=factor * model.rate_per_s), report, s)
+                _goodput(replace(model, rate_per_s=factor * model.rate_per_s), report, s)
                 for s in intervals
             ],
             is_dashed=factor != 1,
         )
         for factor, label in _RATES
     ]
-    chart = LogChart(
+    chosen_min = chosen_s / _S_PER_MINUTE
+    plot = Plot(
         title="Goodput by the interval of checkpoints",
-        x_label="training between checkpoints (min)",
-        y_label="goodput (%)",
-        x=[float(interval_s) / _S_PER_MINUTE for interval_s in intervals],
-        lines=lines,
-        mark=(chosen_s / _S_PER_MINUTE, f"{format_number(chosen_s / _S_PER_MINUTE)} min"),
-        starts_at_zero=False,
+        caption="Often: training waits for checkpoints. Seldom: more steps are done again. The"
+        " dashed lines are what a wrong guess of the failures would do.",
+        rules=[Rule("x", chosen_min, f"{format_number(chosen_min)} min")],
+        is_near=True,
     )
+    x = Column(title="training between checkpoints (min)", name="interval_min")
+    goodput = Column(title=METRICS["goodput_ratio"].label, name="goodput_ratio", unit=SHARE)
     between_h = 1 / model.rate_per_s / S_PER_HOUR
-    picture = Picture(
-        svg=draw_charts("run-interval", [chart]),
-        caption=(
-            "Often: training waits for checkpoints. Seldom: more steps are done again. The dashed"
-            " lines are what a wrong guess of the failures would do."
-        ),
-    )
     return Section(
         title="Checkpoints",
         intro=(
@@ -215,7 +216,7 @@ def _checkpoints(report: TrainingRunReport, request: TrainingRunRequest) -> Sect
             f" {format_number(report.checkpoint_s)} s to write, and training waits"
             f" {format_number(model.stall_s)} s for it."
         ),
-        pictures=[picture],
+        pictures=[draw_curves(plot, curves, x=x, y=goodput)],
     )
 
 
@@ -231,30 +232,34 @@ def _goodput(model: FailureModel, report: TrainingRunReport, interval_s: float) 
 def _sizes(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
     sizes = [size for size in report.sizes if size.days]
     target = request.target_days
-    counts = [size.num_devices for size in sizes]
-    charts = [
-        LogChart(
-            title="Days",
-            x_label="devices",
-            y_label="days",
-            x=counts,
-            lines=[Line(label="days", y=[size.days for size in sizes])],
-            limit=(target, f"{target:g} days") if target else None,
-        )
-    ]
-    if any(size.usd for size in sizes):
-        cost = Line(label="cost", y=[size.usd / 1e3 for size in sizes])
-        charts.append(
-            LogChart(title="Cost", x_label="devices", y_label="1000 USD", x=counts, lines=[cost])
-        )
-    caption = "The same batch over more replicas: each does less between sums of gradients."
-    picture = Picture(svg=draw_charts("run-sizes", charts), caption=caption)
+    rules = [Rule("y", target, f"{target:g} days")] if target else []
     return Section(
         title="More or fewer devices",
         intro=_describe_target(report, request),
-        pictures=[picture],
+        pictures=size_charts({"the run": sizes}, rules),
         table=_size_table(report, request),
     )
+
+
+def size_charts(runs: Mapping[str, Sequence[RunSize]], rules: Sequence[Rule] = ()) -> list[Chart]:
+    """Return days, and cost where it is known, over the number of devices, by run."""
+    caption = "The same batch over more replicas: each does less between sums of gradients."
+    x = Column(title="devices")
+    days = [
+        Curve(label=label, x=[s.num_devices for s in sizes], y=[s.days for s in sizes])
+        for label, sizes in runs.items()
+    ]
+    plot = Plot(title="Days by devices", caption=caption, rules=rules)
+    charts = [draw_curves(plot, days, x=x, y=Column(title="days"))]
+    cost = [
+        Curve(label=label, x=[s.num_devices for s in sizes], y=[s.usd for s in sizes])
+        for label, sizes in runs.items()
+        if any(size.usd for size in sizes)
+    ]
+    if cost:
+        plot = Plot(title="Cost by devices", caption=caption)
+        charts.append(draw_curves(plot, cost, x=x, y=Column(title="USD")))
+    return charts
 
 
 def _describe_target(report: TrainingRunReport, request: TrainingRunRequest) -> str:

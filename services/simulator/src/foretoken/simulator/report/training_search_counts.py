@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from foretoken.domain.requests.training_search import RuledOut, TrainingSearchReport
-from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
-from foretoken.page.section import DataTable, Picture, Section
-from foretoken.simulator.report.search_plots import draw_counts
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Plot
+from foretoken.page.curve import draw_counts
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.training_search_rows import describe_verdict
 
 _OF_STAGE = {
@@ -35,32 +36,23 @@ def counts_section(report: TrainingSearchReport) -> Section:
     )
 
 
-def _funnel(report: TrainingSearchReport) -> Picture:
+def _funnel(report: TrainingSearchReport) -> Chart:
     counts = (report.num_points, report.num_legal, report.num_fitting, report.num_simulated)
-    return Picture(
-        svg=draw_counts(
-            "training-funnel",
-            "What is left of the space",
-            "strategies",
-            dict(zip(_OF_STAGE, counts, strict=True)),
-            _OF_STAGE,
-            total=report.num_points,
-        ),
-        caption="All that can run are answered in closed form; their layers are of"
-        f" {report.num_shapes:,} shapes.",
-    )
+    caption = f"All that can run are answered in closed form, of {report.num_shapes:,} shapes."
+    plot = Plot(title="What is left of the space", caption=caption, colors=_OF_STAGE)
+    named = dict(zip(_OF_STAGE, counts, strict=True))
+    return draw_counts(plot, named, Column(title="strategies"), total=report.num_points)
 
 
-def _reasons(ordered: Sequence[RuledOut]) -> Picture:
+def _reasons(ordered: Sequence[RuledOut]) -> Chart:
     counts: dict[str, int] = {}
     for item in ordered:
         name = describe_verdict(item.verdict)
         counts[name] = counts.get(name, 0) + item.num_strategies
     colors = dict.fromkeys(counts, GREY) | {describe_verdict(_MEMORY): PURPLE}
-    return Picture(
-        svg=draw_counts(
-            "training-ruled-out", "What rules strategies out", "strategies", counts, colors
-        ),
-        caption="A strategy is counted once, by the first rule that it breaks; then those that say"
-        " the same as another, of which the other counts; memory last.",
+    caption = (
+        "A strategy is counted once, by the first rule that it breaks; then those that say the same"
+        " as another, of which the other counts; memory last."
     )
+    plot = Plot(title="What rules strategies out", caption=caption, colors=colors)
+    return draw_counts(plot, counts, Column(title="strategies"))

@@ -1,16 +1,17 @@
 """The part of a training search's page about what was simulated event by event."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import StrategyFinalist
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
-from foretoken.page.figure import BLUE, GREEN, GREY, VERMILION
-from foretoken.page.section import Cell, DataTable, Picture, Section
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import BLUE, GREEN, GREY, VERMILION, Plot, Rule
+from foretoken.page.curve import draw_parts
+from foretoken.page.section import Cell, DataTable, Section
 from foretoken.simulator.report.palette import OF_MEMORY
-from foretoken.simulator.report.plots import draw_stacked_rows
 from foretoken.simulator.report.training_detail import parts_gib
 from foretoken.simulator.report.training_search_rows import (
     STEP_PARTS,
@@ -72,41 +73,44 @@ def _row(finalist: StrategyFinalist) -> list[str | Cell]:
     ]
 
 
-def _steps(finalists: Sequence[StrategyFinalist]) -> Picture:
+def _steps(finalists: Sequence[StrategyFinalist]) -> Chart:
     rows = {finalist.name: split_step(finalist.report) for finalist in finalists}
-    return Picture(
-        svg=draw_stacked_rows(
-            "training-finalists", "Critical stage, one step", "time (ms)", rows, _OF_STEP_PART
-        ),
-        caption=(
-            "Computation has recomputation in it; exposed communication is what no computation"
-            " hides; the bubble is waiting for other stages."
-        ),
+    caption = (
+        "Computation has recomputation in it; exposed communication is what no computation hides;"
+        " the bubble is waiting for other stages."
     )
+    plot = Plot(title="Critical stage, one step", caption=caption, colors=_OF_STEP_PART)
+    return draw_parts(plot, rows, Column(title="time (ms)"))
 
 
-def _memory(finalists: Sequence[StrategyFinalist]) -> Picture:
+def _memory(finalists: Sequence[StrategyFinalist]) -> Chart:
     fullest = {
         finalist.name: min(finalist.report.memory, key=lambda stage: stage.margin_bytes)
         for finalist in finalists
         if finalist.report.memory
     }
     sizes = {stage.device_bytes / GIB for stage in fullest.values() if stage.device_bytes}
-    limit = (max(sizes), f"device: {format_number(max(sizes))} GiB") if len(sizes) == 1 else None
-    return Picture(
-        svg=draw_stacked_rows(
-            "training-finalists-memory",
-            "Fullest device of each, at its peak",
-            "GiB",
-            {name: _held_gib(stage) for name, stage in fullest.items()},
-            {**OF_MEMORY, "held besides": GREY},
-            limit=limit,
-        ),
-        caption=(
-            "What tensors occupy by kind; held besides is what the allocator, the driver and"
-            " communicators take of the device for it."
-        ),
+    caption = (
+        "What tensors occupy by kind; held besides is what the allocator, the driver and"
+        " communicators take of the device for it."
     )
+    plot = Plot(
+        title="Fullest device of each, at its peak",
+        caption=caption,
+        colors={**OF_MEMORY, "held besides": GREY},
+        rules=device_rules(sizes),
+    )
+    rows = {name: _held_gib(stage) for name, stage in fullest.items()}
+    return draw_parts(plot, rows, Column(title="GiB"))
+
+
+def device_rules(sizes_gib: Collection[float]) -> list[Rule]:
+    """Return the mark of the memory of a device, where all have the same."""
+    sizes = set(sizes_gib) - {0.0}
+    if len(sizes) != 1:
+        return []
+    size = sizes.pop()
+    return [Rule("x", size, f"device: {format_number(size)} GiB")]
 
 
 def _held_gib(stage: StageMemory) -> Mapping[str, float]:

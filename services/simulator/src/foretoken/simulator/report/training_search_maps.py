@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import SpaceCell, TrainingSearchReport
-from foretoken.page.section import Picture, Section
-from foretoken.simulator.report.heat_map import HeatMap, draw_heat_map
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import Plot
+from foretoken.page.section import Section
 
 _AXIS_NAMES = {
     "tp": "tensor parallel",
@@ -26,8 +27,8 @@ def maps_section(report: TrainingSearchReport) -> Section:
     return Section(
         title="Where the best are",
         intro=(
-            "The best tokens/s per GPU of all strategies that fit, whatever else they choose. Grey:"
-            " some can run there, but none has the memory. No box: none can run."
+            "The best tokens/s per GPU of all strategies that fit, whatever else they choose. A box"
+            " without a number: some can run there, but none has the memory. No box: none can run."
         ),
         pictures=[
             _picture([cell for cell in report.cells if (cell.row_axis, cell.column_axis) == pair])
@@ -36,39 +37,44 @@ def maps_section(report: TrainingSearchReport) -> Section:
     )
 
 
-def _picture(cells: Sequence[SpaceCell]) -> Picture:
+def _picture(cells: Sequence[SpaceCell]) -> Chart:
     row_axis, column_axis = cells[0].row_axis, cells[0].column_axis
     row_label, column_label = (
         _AXIS_NAMES.get(axis, axis.replace("_", " ")) for axis in (row_axis, column_axis)
     )
-    plot = HeatMap(
-        title=f"Best tokens/s per GPU by {row_label} and {column_label}",
-        row_label=row_label,
-        column_label=column_label,
-        unit="tokens/s per GPU",
-        rows=_ordered([cell.row for cell in cells]),
-        columns=_ordered([cell.column for cell in cells]),
-        values={
-            (cell.row, cell.column): cell.tokens_per_s_per_gpu
-            for cell in cells
-            if cell.num_fitting > 0
-        },
-        details={(cell.row, cell.column): _details(cell) for cell in cells if cell.num_legal > 0},
-        absent="no memory",
+    columns = [
+        Column.words(row_label, "row"),
+        Column.words(column_label, "column"),
+        Column.of(METRICS["tokens_per_s_per_gpu"]),
+        Column(title="strategies that fit", name="num_fitting"),
+        Column(title="strategies that can run", name="num_legal"),
+        Column.words("best"),
+    ]
+    order = _ordered([cell.row for cell in cells]), _ordered([cell.column for cell in cells])
+    placed = sorted(
+        (cell for cell in cells if cell.num_legal > 0),
+        key=lambda cell: (order[0].index(cell.row), order[1].index(cell.column)),
     )
+    rows = [
+        (
+            cell.row,
+            cell.column,
+            cell.tokens_per_s_per_gpu if cell.num_fitting > 0 else None,
+            cell.num_fitting,
+            cell.num_legal,
+            cell.best,
+        )
+        for cell in placed
+    ]
     num_legal = sum(cell.num_legal for cell in cells)
-    return Picture(
-        svg=draw_heat_map(f"training-map-{row_axis}-{column_axis}", plot),
-        caption=f"All {num_legal:,} legal strategies. Point at a box for its best and its counts;"
-        " the best of all is framed.",
+    plot = Plot(
+        title=f"Best tokens/s per GPU by {row_label} and {column_label}",
+        table=Table(columns=columns, rows=rows),
+        x="column",
+        y="row",
+        caption=f"All {num_legal:,} legal strategies. Point at a box for its best and its counts.",
     )
-
-
-def _details(cell: SpaceCell) -> str:
-    counts = f"{cell.num_fitting:,} of {cell.num_legal:,} legal strategies fit"
-    if not cell.best:
-        return counts
-    return f"{format_number(cell.tokens_per_s_per_gpu)} by {cell.best}; {counts}"
+    return plot.heat_map("tokens_per_s_per_gpu")
 
 
 def _ordered(values: Sequence[str]) -> list[str]:

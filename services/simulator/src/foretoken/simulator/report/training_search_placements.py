@@ -1,12 +1,14 @@
 """The part of a training search's page that shows stages placed on devices that differ."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 from foretoken.domain.metrics.number_text import describe_step, format_number
-from foretoken.page.figure import SERIES
-from foretoken.page.section import DataTable, Picture, Section
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import Plot
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.search_candidates import Row, first_of_each
-from foretoken.simulator.report.stage_plot import Stage, draw_stages
 from foretoken.simulator.report.training_search_rows import describe_bounds
 
 _MAX_SHOWN = 12
@@ -19,20 +21,11 @@ def placements_section(rows: Sequence[Row]) -> Section:
     placed = first_of_each([row for row in rows if row["placement"]], ("placement", "stage_layers"))
     shown = placed[:_MAX_SHOWN]
     stages = {row["name"]: placed_stages(row) for row in shown}
-    devices = dict.fromkeys(stage.kind for found in stages.values() for stage in found)
-    colors: Mapping[str, str] = {
-        device: SERIES[place % len(SERIES)] for place, device in enumerate(devices)
-    }
     return Section(
         title="Placements",
         intro="Which devices hold which stages of the pipeline, and how many layers each stage has;"
         f" the {len(shown)} best of {len(placed)} listed placements.",
-        pictures=[
-            Picture(
-                svg=draw_stages("training-placements", "Stages and their layers", stages, colors),
-                caption="From the first stage to the last; a stage is as wide as it has layers.",
-            )
-        ],
+        pictures=[_chart(stages)],
         table=DataTable(
             headers=("strategy", "devices", "layers", "step", "tokens/s per GPU", "90 % interval"),
             rows=[
@@ -51,6 +44,40 @@ def placements_section(rows: Sequence[Row]) -> Section:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage on a device; `width` is its layers, or one where a placement does not name them."""
+
+    kind: str
+    width: int
+
+
+def _chart(stages: Mapping[str, Sequence[Stage]]) -> Chart:
+    columns = [
+        Column.words("strategy"),
+        Column(title="first layer", name="start"),
+        Column(title="layers up to", name="end"),
+        Column.words("device"),
+        Column(title="stage"),
+    ]
+    rows = []
+    for name, found in stages.items():
+        ends = list(accumulate(stage.width for stage in found))
+        rows += [
+            (name, end - stage.width, end, stage.kind, place)
+            for place, (stage, end) in enumerate(zip(found, ends, strict=True))
+        ]
+    plot = Plot(
+        title="Stages and their layers",
+        table=Table(columns=columns, rows=rows),
+        x="start",
+        y="strategy",
+        by="device",
+        caption="From the first stage to the last; a stage is as wide as it has layers.",
+    )
+    return plot.spans("end")
+
+
 def placed_stages(row: Row) -> list[Stage]:
     """Return the stages of a row's placement; equally wide where it does not name their layers."""
     devices: list[str] = []
@@ -63,7 +90,4 @@ def placed_stages(row: Row) -> list[Stage]:
         widths = [sum(layers[rank :: len(devices)]) for rank in range(len(devices))]
     else:
         widths = [1] * len(devices)
-    return [
-        Stage(kind=device, width=width, label=str(width) if layers else "")
-        for device, width in zip(devices, widths, strict=True)
-    ]
+    return [Stage(device, width) for device, width in zip(devices, widths, strict=True)]

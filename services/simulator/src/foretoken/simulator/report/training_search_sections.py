@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import StrategySensitivity, TrainingSearchReport
-from foretoken.page.figure import BLUE, GREEN
-from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.page.block import Column
+from foretoken.page.chart import Plot
+from foretoken.page.curve import draw_changes, draw_intervals
+from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.interval_plot import Interval, draw_intervals
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.search_listing import request_sections
-from foretoken.simulator.report.search_plots import draw_changes
 from foretoken.simulator.report.training_search_counts import counts_section
 from foretoken.simulator.report.training_search_finalists import finalists_section
 from foretoken.simulator.report.training_search_fronts import fronts_section
@@ -233,20 +233,8 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     # Those behind show where a tie ends.
     behind = [row for row in best_of_layouts(rows) if row["name"] not in names]
     shown = tied[:_MAX_BARS]
-    bars = [(row, GREEN) for row in shown] + [(row, BLUE) for row in behind[:3]]
     figure = find_ranked_figure(report)
-    intervals = []
-    for row, color in bars:
-        low, value, high = figure.bounds(row)
-        intervals.append(
-            Interval(
-                label=row["name"],
-                low=low,
-                value=value,
-                high=high,
-                color=color,
-            )
-        )
+    intervals = {row["name"]: figure.bounds(row) for row in [*shown, *behind[:3]]}
     in_words = " ".join(f"{_capitalized(line)}." for line in describe_ties(report, rows)[1:])
     to_measure = (
         f" {_capitalized(TO_TELL_APART)} what is listed below."
@@ -266,16 +254,16 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
         if report.tie_calls
         else None,
         pictures=[
-            Picture(
-                svg=draw_intervals(
-                    "training-ties",
-                    f"{figure.name} and its bounds",
-                    figure.name,
-                    intervals,
+            draw_intervals(
+                Plot(
+                    title=f"{figure.name} and its bounds",
+                    caption="With every operator at its lower, and at its upper, 90 % bound. Much"
+                    " of an error is common to all strategies and does not change their order, so"
+                    " bars that overlap may be in a sure order. The last are the first that do not"
+                    " tie.",
                 ),
-                caption="With every operator at its lower, and at its upper, 90 % bound. Much of"
-                " an error is common to all strategies and does not change their order, so bars"
-                " that overlap may be in a sure order. Green: ties; blue: the first others.",
+                intervals,
+                Column(title=figure.name, name="value"),
             )
         ],
     )
@@ -307,19 +295,7 @@ def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Sec
         intro="The whole space answered again with one thing changed, against the best of today"
         + (f", {best}." if best else ".")
         + " Next to the best of each change stands what today's best makes of it.",
-        pictures=[
-            Picture(
-                svg=draw_changes(
-                    "training-changes",
-                    "Tokens/s per GPU of the best strategy",
-                    "ratio to the best today",
-                    ratios,
-                ),
-                caption="What moves the answer is what limits it.",
-            )
-        ]
-        if ratios
-        else [],
+        pictures=[draw_changes("Tokens/s per GPU of the best strategy", ratios)] if ratios else [],
         table=DataTable(
             headers=(
                 *("change", "", "today's best", METRICS[_THROUGHPUT].title),

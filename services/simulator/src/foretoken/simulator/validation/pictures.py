@@ -1,62 +1,42 @@
-"""The pictures that the pages of comparisons have of two runs."""
+"""The charts that the pages of comparisons have of two runs."""
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
-
-from foretoken.domain.metrics.number_text import format_number
-from foretoken.page.figure import BLUE, GREY, STYLE, WIDTH_INCHES, figure_to_svg
+from foretoken.domain.metrics.metric import SHARE
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import Plot
+from foretoken.page.curve import Curve, draw_curves
 from foretoken.simulator.grid import Floats
 
-# A logarithmic axis pays once the values span this ratio.
-_LOG_RATIO = 40.0
-# More dots than this only hide each other.
-_MAX_DOTS = 4000
+
+def shares_chart(plot: Plot, series: Mapping[str, Sequence[float]], value: Column) -> Chart:
+    """Return the share of values at or below x, one step line per series."""
+    curves = [
+        Curve(
+            label=label,
+            x=sorted(values),
+            y=[(index + 1) / len(values) for index in range(len(values))],
+            color=plot.colors[label],
+        )
+        for label, values in series.items()
+    ]
+    share = Column(title="share of requests", name="share", unit=SHARE)
+    return draw_curves(plot, curves, x=value, y=share, is_step=True)
 
 
-def draw_shares(
-    slug: str, x_label: str, series: Mapping[str, Sequence[float]], colors: Sequence[str]
-) -> str:
-    """Draw the share of values at or below x, one step line per series."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, 3.5), layout="constrained")
-        axes = figure.subplots()
-        for (label, values), color in zip(series.items(), colors, strict=True):
-            ordered = sorted(values)
-            shares = [(index + 1) / len(ordered) for index in range(len(ordered))]
-            axes.step(ordered, shares, where="post", label=label, color=color, linewidth=1.7)
-        everything = [value for values in series.values() for value in values if value > 0]
-        if everything and max(everything) > _LOG_RATIO * min(everything):
-            axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(_number_formatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-        axes.set_ylim(0, 1.02)
-        axes.grid(visible=True, axis="both")
-        axes.set_xlabel(x_label)
-        axes.set_ylabel("share of requests")
-        axes.legend(loc="lower right")
-        return figure_to_svg(figure, slug)
-
-
-def draw_pairs(slug: str, label: str, measured: Floats, simulated: Floats) -> str:
-    """Draw a dot per request, measured against simulated, and the line where they agree."""
-    step = max(1, len(measured) // _MAX_DOTS)
-    highest = float(max(measured.max(), simulated.max(), 1e-9))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, 4.2), layout="constrained")
-        axes = figure.subplots()
-        axes.plot([0, highest], [0, highest], color=GREY, linewidth=1.2, linestyle=(0, (4, 3)))
-        axes.scatter(measured[::step], simulated[::step], s=9, color=BLUE, alpha=0.55, linewidths=0)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(_number_formatter())
-        axes.set(xlim=(0, highest * 1.03), ylim=(0, highest * 1.03))
-        axes.grid(visible=True, axis="both")
-        axes.set_xlabel(f"{label}, measured")
-        axes.set_ylabel("simulated")
-        return figure_to_svg(figure, slug)
-
-
-def _number_formatter() -> FuncFormatter:
-    return FuncFormatter(lambda value, _: format_number(value))
+def pairs_chart(plot: Plot, label: str, measured: Floats, simulated: Floats) -> Chart:
+    """Return a dot per request, measured against simulated, and the line where they agree."""
+    columns = [
+        Column(title=f"{label}, measured", name="measured"),
+        Column(title="simulated", name="simulated"),
+    ]
+    rows = list(zip(measured.tolist(), simulated.tolist(), strict=True))
+    drawn = Plot(
+        title=plot.title,
+        caption=plot.caption,
+        table=Table(columns=columns, rows=rows),
+        x="measured",
+        y="simulated",
+        height=400,
+    )
+    return drawn.scatter(diagonal=True)

@@ -6,9 +6,13 @@ import numpy as np
 
 from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.page.section import Fact, Picture, Section
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import BLUE, ORANGE, Plot
+from foretoken.page.curve import draw_parts
+from foretoken.page.section import Fact, Section
 from foretoken.simulator.validation.decode_steps import DecodeComparison
 from foretoken.simulator.validation.finding import error_cell, findings_section, number_table
+from foretoken.simulator.validation.pictures import pairs_chart, shares_chart
 from foretoken.simulator.validation.serving import STEP_FEATURES, ServingValidation
 from foretoken.simulator.validation.serving_comparison import STATISTICS
 
@@ -78,10 +82,6 @@ def _figures(validation: ServingValidation) -> Section:
 
 
 def _distributions(validation: ServingValidation) -> Section:
-    # Figures and tables alone wait for no drawing library.
-    from foretoken.page.figure import BLUE, ORANGE
-    from foretoken.simulator.validation.pictures import draw_pairs, draw_shares
-
     requests = validation.requests
     ttft = {
         "measured": [item.measured_ttft_ms for item in requests],
@@ -91,29 +91,30 @@ def _distributions(validation: ServingValidation) -> Section:
         np.array([item.measured_e2e_latency_ms for item in requests]),
         np.array([item.simulated_e2e_latency_ms for item in requests]),
     )
-    shares = draw_shares("validation-ttft", "Time to first token (ms)", ttft, (ORANGE, BLUE))
-    pairs = draw_pairs("validation-e2e", "End-to-end latency (ms)", *e2e)
-    return Section(
-        title="Request by request",
-        pictures=(
-            Picture(
-                svg=shares, caption="The share of requests whose first token came within a time."
-            ),
-            Picture(svg=pairs, caption="Each dot is a request; on the line both agree."),
-        ),
+    first = Plot(
+        title="Time to first token",
+        caption="The share of requests whose first token came within a time.",
+        colors={"measured": ORANGE, "simulated": BLUE},
     )
+    whole = Plot(
+        title="End-to-end latency", caption="Each dot is a request; on the line both agree."
+    )
+    charts = (
+        shares_chart(first, ttft, Column(title="Time to first token (ms)", name="ttft_ms")),
+        pairs_chart(whole, "End-to-end latency (ms)", *e2e),
+    )
+    return Section(title="Request by request", pictures=charts)
 
 
-def _draw_residual(validation: ServingValidation) -> Picture:
-    from foretoken.simulator.report.plots import draw_stacked_rows
-
+def _draw_residual(validation: ServingValidation) -> Chart:
     parts = validation.components
     rows = {
         "measured": {item.name: max(item.measured_ms, 0.0) for item in parts},
         "simulated": {item.name: max(item.simulated_ms, 0.0) for item in parts},
     }
-    svg = draw_stacked_rows("residual", "A mean request", "time (ms)", rows, _COMPONENT_COLORS)
-    return Picture(svg=svg, caption="The time of a mean request by what it did.")
+    caption = "The time of a mean request by what it did."
+    plot = Plot(title="A mean request", caption=caption, colors=_COMPONENT_COLORS)
+    return draw_parts(plot, rows, Column(title="time (ms)"))
 
 
 def _residual(validation: ServingValidation) -> Section:

@@ -9,8 +9,11 @@ import numpy as np
 from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.units import US_PER_MS
-from foretoken.page.section import Cell, Fact, Picture, Section
+from foretoken.page.block import Chart
+from foretoken.page.chart import Plot
+from foretoken.page.section import Cell, Fact, Section
 from foretoken.simulator.validation.finding import error_cell, number_table
+from foretoken.simulator.validation.pictures import pairs_chart
 from foretoken.simulator.validation.steps import StepComparison, StepsValidation, describe_shares
 
 # An error above this is pointed out.
@@ -34,17 +37,14 @@ def steps_sections(
     return sections
 
 
-def _draw(validations: Sequence[StepsValidation]) -> Sequence[Picture]:
-    # Figures and tables alone wait for no drawing library.
-    from foretoken.simulator.validation.pictures import draw_pairs
-
+def _draw(validations: Sequence[StepsValidation]) -> Sequence[Chart]:
     steps = [step for validation in validations for step in validation.steps]
     if not steps:
         return ()
     measured = np.array([step.measured.latency_us_median / US_PER_MS for step in steps])
     predicted = np.array([step.predicted_us / US_PER_MS for step in steps])
-    svg = draw_pairs("steps", "step (ms)", measured, predicted)
-    return (Picture(svg=svg, caption="Each step, measured and predicted"),)
+    plot = Plot(title="Steps", caption="Each step, measured and predicted")
+    return (pairs_chart(plot, "step (ms)", measured, predicted),)
 
 
 def _overview(validations: Sequence[StepsValidation]) -> Section:

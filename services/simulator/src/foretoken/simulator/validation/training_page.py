@@ -5,8 +5,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
-from foretoken.page.section import Cell, DataTable, Fact, Picture, Section
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Plot
+from foretoken.page.curve import draw_parts
+from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.validation.finding import error_cell, findings_section, number_table
 from foretoken.simulator.validation.training import TrainingValidation
 from foretoken.simulator.validation.training_comparison import (
@@ -59,7 +63,7 @@ def _sections(validation: TrainingValidation, slug: str | None) -> list[Section]
     if validation.proportions:
         proportions = _proportions(validation)
         if slug is not None:
-            proportions = replace(proportions, pictures=(_draw_proportions(validation, slug),))
+            proportions = replace(proportions, pictures=(_draw_proportions(validation),))
         sections.append(proportions)
     return sections
 
@@ -223,17 +227,16 @@ def _percent(validation: TrainingValidation) -> Mapping[str, Mapping[str, float]
     }
 
 
-def _draw_proportions(validation: TrainingValidation, slug: str) -> Picture:
-    # Figures and tables alone wait for no drawing library.
-    from foretoken.page.figure import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
-    from foretoken.simulator.report.plots import draw_stacked_rows
-
+def _draw_proportions(validation: TrainingValidation) -> Chart:
     tints = (BLUE, ORANGE, "#8c6d1f", SKY, PURPLE, VERMILION, "#e9a3c4", GREEN, GREY)
     colors = dict(zip(_PARTS, tints, strict=True))
     title = "Shares of the first stage's step"
-    rows = _percent(validation)
-    svg = draw_stacked_rows(f"{slug}proportions", title, "share of the step (%)", rows, colors)
-    return Picture(svg=svg, caption=title)
+    rows = {
+        run: {name: share / 100 for name, share in parts.items()}
+        for run, parts in _percent(validation).items()
+    }
+    unit = Column(title="share of the step", name="share", unit=SHARE)
+    return draw_parts(Plot(title=title, colors=colors), rows, unit)
 
 
 def _proportions(validation: TrainingValidation) -> Section:

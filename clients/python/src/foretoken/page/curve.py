@@ -1,0 +1,108 @@
+"""Charts of numbers that are at hand as curves, bars and parts, of which the tables are made."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from foretoken.domain.metrics.metric import SHARE
+from foretoken.page.block import Chart, Column, Table
+from foretoken.page.chart import GREY, Plot
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """Values at places; those of `is_hollow` are drawn as rings, `low` and `high` are bounds."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    color: str = ""
+    is_dashed: bool = False
+    is_hollow: Sequence[bool] = ()
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+
+
+def draw_curves(
+    plot: Plot, curves: Sequence[Curve], *, x: Column, y: Column, is_step: bool = False
+) -> Chart:
+    """Return the lines of curves as a plot says, whose table, axes and colours are made of them."""
+    columns = [Column.words("curve", "label"), x, y]
+    has_bounds = any(len(curve.low) for curve in curves)
+    has_rings = any(curve.is_hollow for curve in curves)
+    if has_bounds:
+        columns += [replace(y, title=f"{y.title}, {end}", name=end) for end in ("low", "high")]
+    if has_rings:
+        columns.append(Column(title="misses a target", name="hollow"))
+    rows = []
+    for curve in curves:
+        num = len(curve.x)
+        parts: list[Iterable[float | bool]] = [curve.x, curve.y]
+        if has_bounds:
+            parts += [curve.low if len(curve.low) else curve.y]
+            parts += [curve.high if len(curve.high) else curve.y]
+        if has_rings:
+            parts.append(curve.is_hollow or [False] * num)
+        rows += [(curve.label, *row) for row in zip(*parts, strict=True)]
+    drawn = replace(
+        plot,
+        table=Table(columns=columns, rows=rows),
+        x=x.name,
+        y=y.name,
+        by="label" if len(curves) > 1 else "",
+        colors={curve.label: curve.color for curve in curves if curve.color},
+    )
+    return drawn.lines(
+        band=("low", "high") if has_bounds else None,
+        hollow="hollow" if has_rings else "",
+        dashed=[curve.label for curve in curves if curve.is_dashed],
+        is_step=is_step,
+    )
+
+
+def draw_parts(
+    plot: Plot, rows: Mapping[str, Mapping[str, float]], unit: Column, *, part: str = "part"
+) -> Chart:
+    """Return a horizontal bar for every row, of its parts in the order of the plot's colours."""
+    names = [*plot.colors]
+    names += [
+        name for name in dict.fromkeys(n for r in rows.values() for n in r) if name not in names
+    ]
+    cells = [
+        (label, name, parts[name])
+        for label, parts in rows.items()
+        for name in names
+        if parts.get(name)
+    ]
+    columns = [Column.words("", "row"), Column.words(part, "part"), unit]
+    table = Table(columns=columns, rows=cells)
+    return replace(plot, table=table, x=unit.name, y="row", by="part").bars()
+
+
+def draw_counts(plot: Plot, values: Mapping[str, float], unit: Column, total: float = 0) -> Chart:
+    """Return a bar for each name with its share of the `total` (0: of their sum)."""
+    whole = total or sum(values.values()) or 1
+    columns = [Column.words("", "row"), unit, Column(title="share", unit=SHARE)]
+    rows = [(name, value, value / whole) for name, value in values.items()]
+    colors = {name: plot.colors.get(name, GREY) for name in values}
+    table = Table(columns=columns, rows=rows)
+    drawn = replace(plot, table=table, x=unit.name, y="row", by="row", colors=colors)
+    return drawn.bars()
+
+
+def draw_intervals(
+    plot: Plot, values: Mapping[str, tuple[float, float, float]], unit: Column
+) -> Chart:
+    """Return a bar for each name with its interval; `values` are low, value and high."""
+    ends = [replace(unit, title=f"{unit.title}, {end}", name=end) for end in ("low", "high")]
+    columns = [Column.words("", "row"), unit, *ends]
+    rows = [(name, value, low, high) for name, (low, value, high) in values.items()]
+    table = Table(columns=columns, rows=rows)
+    return replace(plot, table=table, x=unit.name, y="row").bars(bounds=("low", "high"))
+
+
+def draw_changes(title: str, ratios: Mapping[str, float]) -> Chart:
+    """Return how far a quantity is from what it is today, a bar for each change."""
+    columns = [Column.words("change"), Column(title="against today", name="by", unit=SHARE)]
+    table = Table(columns=columns, rows=[(name, ratio - 1) for name, ratio in ratios.items()])
+    caption = "What moves the answer is what limits it."
+    return Plot(title=title, table=table, x="by", y="change", caption=caption).bars()
