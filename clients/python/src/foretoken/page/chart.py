@@ -246,9 +246,12 @@ class Plot:
         shown = [name for name in self.colors if name in names]
         shown += [name for name in names if name not in shown]
         range_ = [self.colors.get(name, SERIES[n % len(SERIES)]) for n, name in enumerate(shown)]
+        color = {"field": self.by, "type": "nominal", **self._legend()}
+        return {"color": {**color, "scale": {"domain": shown, "range": range_}}}
+
+    def _legend(self) -> Spec:
         legend = {"orient": "bottom", "columns": 4, "labelLimit": 320, "symbolOpacity": 1}
-        color = {"field": self.by, "type": "nominal", "title": self.table.column(self.by).title}
-        return {"color": {**color, "scale": {"domain": shown, "range": range_}, "legend": legend}}
+        return {"title": self.table.column(self.by).title, "legend": legend}
 
     def _front_color(self, front: str) -> Spec:
         """Return the channels of lines: in the colours of points where each is of one of these."""
@@ -260,7 +263,7 @@ class Plot:
     def _dash(self, dashed: Sequence[str]) -> Spec:
         names = self._names()
         dashes = [_DASHES if name in dashed else [1, 0] for name in names]
-        return {"field": self.by, "scale": {"domain": names, "range": dashes}, "legend": None}
+        return {"field": self.by, "scale": {"domain": names, "range": dashes}, **self._legend()}
 
     def _names(self) -> list[str]:
         return [str(name) for name in dict.fromkeys(self.table.values(self.by))]

@@ -191,6 +191,8 @@ def _table(table: Table, *, is_in_chart: bool = False) -> Markup:
 
 
 def _header(column: Column) -> Markup:
+    if not column.title:
+        return Markup("<td></td>")
     title = Markup(' title="{}"').format(column.definition) if column.definition else Markup()
     words = Markup(' class="text"') if column.is_text else Markup()
     return Markup('<th scope="col"{}{}>{}</th>').format(words, title, column.title)

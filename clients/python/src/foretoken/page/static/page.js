@@ -105,13 +105,15 @@ window.foretoken = (() => {
       renderer, actions: false, ast: true, defaultStyle: false, tooltip: tell(block.table),
     });
     figure.view = result.view;
+    // A chart is one image with a label, and a table for those who do not see it.
+    for (const drawn of element.querySelectorAll("svg, canvas")) drawn.setAttribute("aria-hidden", "true");
     if (!isThinned) return;
     let timer = 0;
     result.view.addSignalListener("zoom", (_, domains) => {
       clearTimeout(timer);
       timer = setTimeout(() => {
         const shown = thin(all, block.thinned, domains || {}, width, height);
-        result.view.change("table", vega.changeset().remove(() => true).insert(shown)).runAsync();
+        result.view.data("table", shown).runAsync();
       }, THINNING_DELAY_MS);
     });
   };
@@ -178,6 +180,7 @@ window.foretoken = (() => {
       }
     };
     [...table.tHead.rows[0].cells].forEach((header, place) => {
+      if (!header.textContent) return;
       const button = document.createElement("button");
       button.type = "button";
       button.append(...header.childNodes);
