@@ -6,8 +6,10 @@ window.foretoken = (() => {
   const CANVAS_POINTS = 2000;
   const ROWS_SHOWN = 200;
   const THINNING_DELAY_MS = 60;
-  // Points are larger than a pixel of a screen: those in one box of so many pixels a side hide each other.
-  const THINNING_PX = 2;
+  // Points are larger than a pixel of a screen: those in one box of so many pixels a side hide each
+  // other. Boxes grow until so few points are left that zooming feels immediate.
+  const THINNING_PX = [1, 2, 3, 4, 6, 8];
+  const MOST_POINTS = 8000;
 
   const config = () => {
     const style = getComputedStyle(document.documentElement);
@@ -26,12 +28,14 @@ window.foretoken = (() => {
     };
   };
 
+  const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+  const TENTHS = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
   // Numbers as `foretoken.page.block.number_text` writes them.
   const numberText = (value, unit) => {
     if (value === null || value === undefined) return "-";
     if (typeof value !== "number") return String(value);
-    if (unit === "share") return (100 * value).toLocaleString("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 }) + "%";
-    if (Number.isInteger(value) || Math.abs(value) >= 100) return value.toLocaleString("en", { maximumFractionDigits: 0 });
+    if (unit === "share") return TENTHS.format(100 * value) + "%";
+    if (Number.isInteger(value) || Math.abs(value) >= 100) return WHOLE.format(value);
     return Number(value.toPrecision(3)).toString();
   };
 
@@ -42,7 +46,7 @@ window.foretoken = (() => {
       return record;
     });
 
-  // Of points on one pixel the first stays; those outside of the domains go.
+  // Of points in one box the first stays; those outside of the domains go.
   const thin = (points, [x, y], domains, width, height) => {
     const place = (name, size) => {
       let low = Infinity, high = -Infinity;
@@ -55,20 +59,24 @@ window.foretoken = (() => {
       const isLog = low > 0 && high / low > 40;
       const at = isLog ? Math.log : Number;
       low = at(low); high = at(high);
-      return (value) => Math.round(((at(value) - low) / (high - low || 1)) * size);
+      return (value) => ((at(value) - low) / (high - low || 1)) * size;
     };
-    width /= THINNING_PX;
-    height /= THINNING_PX;
     const placeX = place(x, width), placeY = place(y, height);
-    const seen = new Set();
-    return points.filter((point) => {
+    const inside = [];
+    for (const point of points) {
       const across = placeX(point[x]), up = placeY(point[y]);
-      if (!(across >= 0 && across <= width && up >= 0 && up <= height)) return false;
-      const key = across * 100003 + up;
-      if (seen.has(key)) return false;
-      seen.add(key);
-      return true;
-    });
+      if (across >= 0 && across <= width && up >= 0 && up <= height) inside.push([point, across, up]);
+    }
+    let shown = inside;
+    for (const size of THINNING_PX) {
+      const seen = new Set();
+      shown = shown.filter(([, across, up]) => {
+        const key = Math.floor(across / size) * 100003 + Math.floor(up / size);
+        return !seen.has(key) && seen.add(key);
+      });
+      if (shown.length <= MOST_POINTS) break;
+    }
+    return shown.map(([point]) => point);
   };
 
   // The row of the table that a mark stands for, numbers as the table writes them.
@@ -118,7 +126,11 @@ window.foretoken = (() => {
     });
   };
 
-  const readBlock = (element) => JSON.parse(element.querySelector('script[type="application/json"]').textContent);
+  const blocks = new WeakMap();
+  const readBlock = (element) => {
+    if (!blocks.has(element)) blocks.set(element, JSON.parse(element.querySelector('script[type="application/json"]').textContent));
+    return blocks.get(element);
+  };
 
   // Texts that begin with a number sort by it; ranks that are ties have `=` before them.
   const NUMBER = /^[=+<>~]*(-?[\d,]*\.?\d+)/;
@@ -129,24 +141,27 @@ window.foretoken = (() => {
   };
 
   const readRows = (table) =>
-    [...table.tBodies[0].rows].map((element) => {
-      const row = [...element.cells].map((cell) => ({ text: cell.textContent, value: valueOf(cell) }));
-      return Object.assign(row, { element });
+    [...table.tBodies[0].rows].map((element) => ({ element, values: [...element.cells].map(valueOf) }));
+
+  const makeRow = (block, row) => {
+    const line = document.createElement("tr");
+    row.values.forEach((value, place) => {
+      const item = document.createElement(place ? "td" : "th");
+      if (!place) item.scope = "row";
+      const column = block.columns[place], tone = block.tones[row.place + "," + place];
+      item.className = [tone && "tone-" + tone, column.is_text && "text"].filter(Boolean).join(" ");
+      item.textContent = numberText(value, column.unit);
+      line.append(item);
     });
+    return line;
+  };
 
-  const rowsOfBlock = (block) =>
-    block.rows.map((row, place) => row.map((value, index) => {
-      const column = block.columns[index];
-      const tone = block.tones[place + "," + index];
-      const names = [tone ? "tone-" + tone : "", column.is_text ? "text" : ""];
-      return { text: numberText(value, column.unit), value: value === null ? "" : value, tone: names.join(" ").trim() };
-    }));
-
+  const ORDER = new Intl.Collator("en", { numeric: true });
   const compare = (one, other) => {
     const isNumber = typeof one === "number", isOther = typeof other === "number";
     if (isNumber && isOther) return one - other;
     if (isNumber !== isOther) return isNumber ? -1 : 1;
-    return String(one).localeCompare(String(other), "en", { numeric: true });
+    return ORDER.compare(String(one ?? ""), String(other ?? ""));
   };
 
   // A table's state is in its own figure: the rows, the column it is sorted by, what is looked for.
@@ -154,28 +169,22 @@ window.foretoken = (() => {
     const table = figure.querySelector("table");
     const chart = figure.closest("figure.chart");
     const block = chart ? readBlock(chart).table : "long" in figure.dataset ? readBlock(figure) : null;
-    const rows = block ? rowsOfBlock(block) : readRows(table);
+    let rows = null;
     const state = { by: -1, sign: 1, wanted: "", limit: ROWS_SHOWN };
     const status = figure.querySelector(".count");
+    const has = (row, wanted) =>
+      row.element ? row.element.textContent.toLowerCase().includes(wanted)
+        : row.values.some((value) => typeof value === "string" && value.toLowerCase().includes(wanted));
     const show = () => {
+      rows = rows || (block ? block.rows.map((values, place) => ({ values, place })) : readRows(table));
       const wanted = state.wanted.toLowerCase();
-      let found = wanted ? rows.filter((row) => row.some((cell) => cell.text.toLowerCase().includes(wanted))) : rows;
-      if (state.by >= 0) found = [...found].sort((a, b) => state.sign * compare(a[state.by].value, b[state.by].value));
+      let found = wanted ? rows.filter((row) => has(row, wanted)) : rows;
+      if (state.by >= 0) found = [...found].sort((a, b) => state.sign * compare(a.values[state.by], b.values[state.by]));
       const body = document.createElement("tbody");
-      for (const row of found.slice(0, state.limit)) {
-        if (row.element) { body.append(row.element); continue; }
-        const line = body.insertRow();
-        row.forEach((cell, place) => {
-          const item = document.createElement(place ? "td" : "th");
-          if (!place) item.scope = "row";
-          item.textContent = cell.text;
-          if (cell.tone) item.className = cell.tone;
-          line.append(item);
-        });
-      }
+      for (const row of found.slice(0, state.limit)) body.append(row.element || makeRow(block, row));
       table.tBodies[0].replaceWith(body);
       if (status) {
-        status.textContent = `${Math.min(found.length, state.limit).toLocaleString("en")} of ${found.length.toLocaleString("en")} rows`;
+        status.textContent = `${WHOLE.format(Math.min(found.length, state.limit))} of ${WHOLE.format(found.length)} rows`;
         figure.querySelector(".more").hidden = found.length <= state.limit;
       }
     };
