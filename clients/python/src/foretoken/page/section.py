@@ -61,13 +61,17 @@ class DataTable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """One part of a page. `warning` stands out; `listing` is long text that starts folded."""
+    """One part of a page. `warning` stands out; `listing` is long text that starts folded.
+
+    `blocks` are what else there is, after the pictures: tables of metrics.
+    """
 
     title: str
     intro: str = ""
     warning: str = ""
     facts: Sequence[Fact] = ()
     pictures: Sequence[Chart | Picture] = ()
+    blocks: Sequence[block.Block] = ()
     table: DataTable | None = None
     listing: str = ""
 
@@ -88,6 +92,7 @@ class Section:
                 ]
             )
         yield from self.pictures
+        yield from self.blocks
         if self.table:
             yield self.table.as_block()
         if self.listing:

@@ -12,6 +12,7 @@ from foretoken.page.block import Chart, Column
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report import search_fronts, training_search_fronts
 from foretoken.simulator.report.fronts import Front, Looks, front_chart
+from foretoken.simulator.report.notation import explain_names
 from foretoken.simulator.report.palette import groups_chart
 from foretoken.simulator.report.search_candidates import (
     Row,
@@ -117,7 +118,7 @@ def _best(
         intro=(
             f"The {_NUM_BEST} best of every search. An equals sign marks ties, which the error of"
             " the estimates cannot tell apart; a dash is what a search does not list: ruled out,"
-            " not among the best, or not in its space."
+            f" not among the best, or not in its space. {explain_names(names)}"
         ),
         table=DataTable(
             headers=headers, rows=table, text_columns=tuple(range(1, len(letters) + 1))

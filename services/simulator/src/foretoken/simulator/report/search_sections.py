@@ -1,7 +1,7 @@
 """The sections of a page about the search for a serving deployment."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
@@ -11,21 +11,27 @@ from foretoken.domain.requests.search import (
     Sensitivity,
     ServingSearchReport,
 )
+from foretoken.page.block import Column
 from foretoken.page.curve import draw_changes
 from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.load_curves import load_charts
+from foretoken.simulator.report.notation import explain_names
 from foretoken.simulator.report.search_candidates import (
     Row,
+    RowColumn,
     best_of_layouts,
+    bound_columns,
     candidate_rows,
     describe_rank,
     describe_replicas,
     find_closest,
     latency_titles,
+    metric_column,
     missed_outcomes,
     proposed_rate,
     qualified_rows,
+    row_table,
     steady_figures,
 )
 from foretoken.simulator.report.search_fronts import fronts_section
@@ -38,7 +44,6 @@ _OF_COSTS = (
     *("num_devices", "usd_per_hour", _COST),
     *("request_throughput_rps", "output_throughput_tps"),
 )
-_MAX_RANKED = 25
 # More ties than this are counted.
 _MAX_TIES = 5
 
@@ -168,40 +173,37 @@ def _idle_note(row: Row) -> str:
 
 
 def _ranking(ranked: Sequence[Row]) -> Section:
-    columns = _ranking_columns(ranked)
-    shown = best_of_layouts(ranked)[:_MAX_RANKED]
+    shown = best_of_layouts(ranked)
     return Section(
         title="Ranking",
         intro=(
             f"{len(ranked):,} deployments qualify; this is the best of each layout. Equal ranks "
-            "are ties: their intervals cannot tell them apart. A name says how many replicas of "
-            "which degrees there are, `b` how many requests run on each; prefill replicas stand "
-            "before the plus sign, decode replicas behind."
+            "are ties: their intervals cannot distinguish them. `2 x` are two replicas; prefill "
+            "replicas stand before the plus sign, decode replicas behind. "
+            + explain_names(row["name"] for row in shown)
         ),
-        table=DataTable(
-            headers=list(columns), rows=[[cell(row) for cell in columns.values()] for row in shown]
-        ),
+        blocks=[row_table(shown, _ranking_columns(ranked))],
     )
 
 
-def _ranking_columns(ranked: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+def _ranking_columns(ranked: Sequence[Row]) -> list[RowColumn]:
     """Return the columns; the device and the price only where they tell rows apart."""
-    columns: dict[str, Callable[[Row], str]] = {
-        "deployment": lambda row: str(row["name"]),
-        "rank": lambda row: describe_rank(row, ranked),
-    }
+    columns: list[RowColumn] = [
+        (Column.words("deployment", "name"), lambda row: str(row["name"])),
+        (Column(title="rank"), lambda row: describe_rank(row, ranked)),
+    ]
     if len({row["device"] for row in ranked}) > 1:
-        columns["device"] = lambda row: str(row["device"])
-    columns[METRICS["num_devices"].title] = METRICS["num_devices"].words
+        columns.append((Column.words("device"), lambda row: str(row["device"])))
+    columns.append(metric_column("num_devices"))
     if any(row["num_idle_devices"] for row in ranked):
-        columns["idle GPUs"] = lambda row: f"{row['num_idle_devices']:,}"
-    columns |= {
-        METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].words,
-        "90 % interval": lambda row: _interval(row, "tps_per_gpu_low", "tps_per_gpu_high"),
-        **{METRICS[name].title: METRICS[name].words for name in ("tps_per_user", *_LATENCIES)},
-    }
+        columns.append((Column(title="idle GPUs"), lambda row: int(row["num_idle_devices"])))
+    columns.append(metric_column(_THROUGHPUT))
+    columns += bound_columns(
+        _THROUGHPUT, lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"])
+    )
+    columns += [metric_column(name) for name in ("tps_per_user", *_LATENCIES)]
     if any(row[_COST] > 0 for row in ranked):
-        columns[METRICS[_COST].title] = METRICS[_COST].words
+        columns.append(metric_column(_COST))
     return columns
 
 
@@ -254,15 +256,11 @@ def _load_curves(finalists: Sequence[Finalist]) -> list[Section]:
 def _costs(ranked: Sequence[Row]) -> Section:
     priced = [row for row in ranked if row["usd_per_hour"] > 0]
     ordered = sorted(priced, key=lambda row: row["usd_per_million_output_tokens"])
-    cheapest = best_of_layouts(ordered)[:_MAX_RANKED]
-    rows = [
-        [
-            row["name"],
-            row["device"],
-            *(METRICS[name].words(row) for name in _OF_COSTS),
-            describe_rank(row, ranked),
-        ]
-        for row in cheapest
+    columns: list[RowColumn] = [
+        (Column.words("deployment", "name"), lambda row: str(row["name"])),
+        (Column.words("device"), lambda row: str(row["device"])),
+        *(metric_column(name) for name in _OF_COSTS),
+        (Column(title="rank"), lambda row: describe_rank(row, ranked)),
     ]
     return Section(
         title="Cost",
@@ -270,16 +268,7 @@ def _costs(ranked: Sequence[Row]) -> Section:
             "The cheapest of each layout by its output tokens; devices only, as priced in the "
             "request."
         ),
-        table=DataTable(
-            headers=(
-                "deployment",
-                "device",
-                *(METRICS[name].title for name in _OF_COSTS),
-                "rank",
-            ),
-            rows=rows,
-            text_columns=(1,),
-        ),
+        blocks=[row_table(best_of_layouts(ordered), columns)],
     )
 
 

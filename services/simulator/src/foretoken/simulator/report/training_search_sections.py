@@ -10,6 +10,7 @@ from foretoken.page.chart import Plot
 from foretoken.page.curve import draw_changes, draw_intervals
 from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
+from foretoken.simulator.report.notation import explain_names
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.training_search_counts import counts_section
@@ -157,7 +158,7 @@ def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
             " the best of each layout, in the order of the estimates. An equals sign marks ties:"
             " such a strategy is behind by less than the error of the difference. Those whose"
             " layers run the same operators share the errors of these, so only the best of them"
-            " ties."
+            f" ties. {explain_names(row['name'] for row in shown)}"
         ),
         table=DataTable(
             headers=list(columns), rows=[[cell(row) for cell in columns.values()] for row in shown]
