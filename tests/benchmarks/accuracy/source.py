@@ -14,6 +14,7 @@ from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.measurement import CheckRequest, MeasurementFilter
+from foretoken.predictor.training_rows import Series, read_series
 from foretoken.wire.arrow import read_table
 
 
@@ -43,6 +44,11 @@ class Measurements:
     def __init__(self, catalog: CatalogService, run_ids: Mapping[str, str]) -> None:
         self._catalog = catalog
         self._run_ids = run_ids
+
+    def read_series(self, source: Source, operator: str) -> tuple[Series, ...]:
+        """Return an operator's series as a training takes them."""
+        selection = MeasurementFilter(run_id=self._run_ids[repr(source)], operator=operator)
+        return read_series(self._catalog.read_measurements(selection))
 
     def read(self, source: Source, operator: str = "", device: str = "") -> pa.Table:
         """Return the usable rows of a source, narrowed to an operator or device where given."""

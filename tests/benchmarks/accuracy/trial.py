@@ -70,16 +70,23 @@ def estimate(known: Series, points: Integers, seed: int) -> LatencyColumns:
     return ask(models, known.key, points)
 
 
-def ask(models: ModelSet, key: SeriesKey, points: Integers) -> LatencyColumns:
-    """Answer for points under the circumstances of a key."""
+def ask(
+    models: ModelSet, key: SeriesKey, points: Integers, *, is_preferred: bool = False
+) -> LatencyColumns:
+    """Answer for points under the circumstances of a key; its software is named, or preferred."""
     names = key.spec.dim_names
     table = OperatorTable(
         operator=key.operator,
         dtype=DType[key.dtype.upper()] if key.dtype else DType.FP16,
         phase=Phase[key.phase.upper()],
         columns={name: points[:, place] for place, name in enumerate(names)},
+        variant=key.variant,
     )
     query = LatencyQuery(
-        device=key.device, topology=key.topology, framework=key.framework, tables=(table,)
+        device=key.device,
+        topology=key.topology,
+        framework="" if is_preferred else key.framework,
+        preferred_framework=key.framework if is_preferred else "",
+        tables=(table,),
     )
     return Estimator(models, CONFIG.measured_weight).predict(query).tables[0]

@@ -17,7 +17,7 @@ from foretoken.domain.measurements.estimate import (
 )
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.estimator import Estimator
-from foretoken.predictor.features import Design, build_design
+from foretoken.predictor.features import build_design
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.roofline import Columns, Target
 from foretoken.predictor.transfer.links import (
@@ -25,7 +25,6 @@ from foretoken.predictor.transfer.links import (
     estimate_from_links,
     has_document,
 )
-from foretoken.predictor.transfer.power import limit_to_sustained
 from foretoken.predictor.transfer.siblings import find_siblings, move_to_sibling
 
 
@@ -77,23 +76,6 @@ def test_moved_times_stay_positive_and_ordered(
     )
     assert 0 < moved.low_us[0] <= moved.latency_us[0] * (1 + 1e-9)
     assert moved.latency_us[0] <= moved.high_us[0] * (1 + 1e-9)
-
-
-def _gemm_design(device: str) -> Design:
-    columns = {"m": np.array([4096]), "n": np.array([8192]), "k": np.array([8192])}
-    target = Target(device=find_device(device), dtype=DType.BF16, phase=Phase.FORWARD)
-    return build_design(find_operator("gemm"), columns, target)
-
-
-@pytest.mark.parametrize(("device", "is_limited"), [("b200", True), ("h200_sxm", False)])
-def test_power_limits_what_other_devices_tell_of_matrix_products(
-    device: str, is_limited: bool
-) -> None:
-    spec, design = find_operator("gemm"), _gemm_design(device)
-    told = _estimates(float(design.base_us[0]))
-    found = limit_to_sustained(told, spec, find_device(device), design)
-    assert is_limited == bool(found.latency_us[0] > told.latency_us[0])
-    assert found.low_us[0] <= found.latency_us[0] <= found.high_us[0]
 
 
 def _groups(message_bytes: int, *groups: tuple[int, int]) -> Columns:

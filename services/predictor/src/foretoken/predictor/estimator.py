@@ -28,10 +28,12 @@ from foretoken.predictor.query_check import check_group
 from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
-from foretoken.predictor.software import software_doubt_log
 from foretoken.predictor.source import (
     Source,
+    choice_doubt_log,
+    choose_correction,
     find_source,
+    find_sources,
     target_inside_node,
     target_linked_alike,
 )
@@ -39,16 +41,20 @@ from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer import TransferModel
 from foretoken.predictor.transfer.links import choose_rows, estimate_from_links, has_document
 from foretoken.predictor.transfer.messages import complete_sizes
-from foretoken.predictor.transfer.power import limit_to_sustained
+from foretoken.predictor.transfer.own_points import (
+    OwnCorrection,
+    learn_correction,
+    mix_answers,
+    own_share,
+)
 from foretoken.predictor.transfer.siblings import move_to_sibling
 
 # How far apart two measurements of one point lie where a series cannot tell for itself, and the
 # least that is ever claimed. Source: 90th percentile of repeated points, 1.4 to 3.4 %.
 _NOISE_LOG, _MIN_NOISE_LOG = 0.034, 0.014
-# Further uncertainty about the times of another kernel or variant, and about a backward pass scaled
-# from the forward pass. Source: versions move attention and MoE by 5 to 97 %, most
-# operators by less.
-_OTHER_CODE_LOG = float(np.log(1.3))
+# Further uncertainty about a proxy operator's times, and about a backward pass scaled from the
+# forward pass.
+_PROXY_LOG = float(np.log(1.3))
 _SCALED_BACKWARD_LOG = float(np.log(1.5))
 # Further uncertainty about a backward pass made of forward calls. Source: 4,588 backward passes of
 # gemm and batched_gemm on the A100 take 0.85 to 1.15 of theirs, nine tenths of each file.
@@ -161,10 +167,10 @@ class Estimator:
     def _answer(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
         spec, target, table = call.spec, call.target, call.table
         wanted = Wanted.of(query, table)
-        source = find_source(self._models, spec, target, wanted)
+        sources = find_sources(self._models, spec, target, wanted)
         design = build_design(spec, call.columns, target)
-        if source is not None:
-            return self._from_source(call, query, source, design)
+        if sources:
+            return self._from_sources(call, query, sources, design)
         if table.phase is Phase.BACKWARD:
             return self._scale_forward(call, query)
         transfer = self._models.transfer(spec, target.device, table.variant)
@@ -172,10 +178,41 @@ class Estimator:
             proxied = self._from_proxy(call, query)
             if proxied is not None:
                 return proxied
-        transferred = limit_to_sustained(
-            _from_transfer(transfer, spec, target.device, design), spec, target.device, design
-        )
+        transferred = _from_transfer(transfer, spec, target.device, design)
         return _prefer_documents(call, design, transferred)
+
+    def _from_sources(
+        self, call: _Call, query: LatencyQuery, sources: Sequence[Source], design: Design
+    ) -> LatencyColumns:
+        """Return what the surest source says; few points of the device's own correct another's."""
+        if call.spec.is_collective:
+            return self._complete(call, query, self._from_source(call, query, sources[0], design))
+        own, reference = choose_correction(sources, call.target)
+        answered = self._from_source(call, query, own or sources[0], design)
+        if own is None or reference is None:
+            return answered
+        found = self._from_source(call, query, reference, design)
+        correction = self._correction(call, query, own, reference)
+        report = own.choice.model.report
+        own_error = report.held_out_mape_ratio if report.num_held_out else np.inf
+        share = own_share(own_error, correction.error_ratio)
+        return mix_answers(answered, correction.apply(found, design.axes), share)
+
+    def _correction(
+        self, call: _Call, query: LatencyQuery, own: Source, reference: Source
+    ) -> OwnCorrection:
+        """Return by how much a reference is off at own points, learned once for a set of models."""
+        series = own.choice.model.series
+        key = own.choice.head.content_hash, reference.choice.head.content_hash
+        found = self._models.corrections.get(key)
+        if found is None:
+            columns = series.columns
+            points = build_design(call.spec, columns, call.target)
+            at_points = replace(call, columns=columns)
+            answered = self._from_source(at_points, query, reference, points)
+            found = learn_correction(answered, series.latency_us, points.axes)
+            self._models.corrections[key] = found
+        return found
 
     def _from_source(
         self, call: _Call, query: LatencyQuery, source: Source, design: Design
@@ -192,10 +229,7 @@ class Estimator:
                 break
             answered = _take_surer(answered, self._from_series(other, measured, weight))
         found = _limit_doubt(answered, transfer)
-        if not is_own:
-            moved = move_to_sibling(found, measured.base_us, design.base_us)
-            return limit_to_sustained(moved, spec, device, design)
-        return self._complete(call, query, found) if spec.is_collective else found
+        return found if is_own else move_to_sibling(found, measured.base_us, design.base_us)
 
     def _complete(self, call: _Call, query: LatencyQuery, found: LatencyColumns) -> LatencyColumns:
         """Return a collective's estimates beyond what was measured by what holds for all sizes."""
@@ -270,8 +304,8 @@ class Estimator:
             return None
         estimates = _pack(
             found.latency_us,
-            found.low_us * np.exp(-_OTHER_CODE_LOG),
-            found.high_us * np.exp(_OTHER_CODE_LOG),
+            found.low_us * np.exp(-_PROXY_LOG),
+            found.high_us * np.exp(_PROXY_LOG),
             np.full(len(found.latency_us), Provenance.TRANSFERRED.value),
         )
         return replace(estimates, basis=f"{name}, which takes about as long: {found.basis}")
@@ -357,11 +391,9 @@ def _blend(
 
 def _doubt_of_choice(choice: Choice) -> float:
     """Return the further uncertainty about times of another software, kernel or variant."""
-    key = choice.model.series.key
-    doubts_log = [software_doubt_log(choice.software, key.spec, key.variant)]
-    if choice.is_other_code:
-        doubts_log += [_OTHER_CODE_LOG, choice.model.series.noise_log]
-    return max(doubts_log)
+    series = choice.model.series
+    doubt_log = choice_doubt_log(choice, series.key.spec)
+    return max(doubt_log, series.noise_log) if choice.is_other_code else doubt_log
 
 
 def _take_surer(found: LatencyColumns, other: LatencyColumns) -> LatencyColumns:

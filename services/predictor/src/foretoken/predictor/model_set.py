@@ -1,6 +1,6 @@
 """All models of one version, and which of them answers a question."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.domain.hardware.device import DeviceSpec
@@ -9,11 +9,12 @@ from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.predictor.known_names import KnownNames
 from foretoken.predictor.roofline import Target
-from foretoken.predictor.software import Relation, matches, parse_software
+from foretoken.predictor.software import DEFAULT_SOFTWARE, Relation, matches, parse_software
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
 from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
+from foretoken.predictor.transfer.own_points import OwnCorrection
 
 # What a variant may say of how an operator was sampled, which says little of its time: whether an
 # attention mask, a bias, an optimizer's first step. Where the plain case is missing they stand in.
@@ -102,13 +103,19 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSet:
-    """Trained models by key. `version` is empty for the set that knows no measurement."""
+    """Trained models by key. `version` is empty for the set that knows no measurement.
+
+    `corrections` keeps what own points say of other measurements, by the identities of both.
+    """
 
     version: str = ""
     created_at: str = ""
     snapshot_hash: str = ""
     series: Mapping[SeriesKey, SeriesModel] = field(default_factory=dict)
     transfers: Mapping[str, TransferModel] = field(default_factory=dict)
+    corrections: MutableMapping[tuple[str, str], OwnCorrection] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
     heads: Sequence[SeriesHead] = field(init=False, repr=False, compare=False)
     _by_circumstances: Mapping[SeriesKey, tuple[SeriesHead, ...]] = field(
         init=False, repr=False, compare=False
@@ -139,6 +146,11 @@ class ModelSet:
             if _is_sampling_alone(variant):
                 sampled.setdefault(operator, []).append(variant)
         object.__setattr__(self, "_sampled_variants", sampled)
+
+    @property
+    def layers(self) -> "Sequence[ModelSet]":
+        """The sets that may know of the same device, the own one first."""
+        return (self,)
 
     @property
     def num_rows(self) -> int:
@@ -228,8 +240,8 @@ class ModelSet:
 def _relate(found: Sequence[SeriesHead], wanted: Wanted) -> Iterator[Choice]:
     """Yield the models of one set of circumstances, each with what it is to the one asked for.
 
-    Without any software in mind that is one model: of all software together. That is what answers
-    for all other software than the one in mind, too.
+    Without any software in mind that is one model: of the default software, or of all software
+    together, which is also what answers for all other software than the one in mind.
     """
     of_kernel = [head for head in found if _is_of_kernel(head, wanted.kernel)]
     alike = of_kernel or [head for head in found if not head.key.kernel]
@@ -239,7 +251,8 @@ def _relate(found: Sequence[SeriesHead], wanted: Wanted) -> Iterator[Choice]:
     named = [head for head in alike if head.key.framework]
     united = [head for head in alike if not head.key.framework]
     if not (named and wanted.software):
-        head = max(united or alike, key=_num_points)
+        defaults = [head for head in named if _version(head)]
+        head = max(defaults, key=_version) if defaults else max(united or alike, key=_num_points)
         yield Choice(head, is_other_code=is_other_kernel or bool(wanted.framework))
         return
     others = []
@@ -257,6 +270,12 @@ def _relate(found: Sequence[SeriesHead], wanted: Wanted) -> Iterator[Choice]:
         names = ", ".join(sorted(other.key.framework for other in others))
         is_other = is_other_kernel or bool(wanted.framework)
         yield Choice(head, False, is_other, Relation.OTHER, (), names)
+
+
+def _version(head: SeriesHead) -> tuple[int, ...]:
+    """Return the version of the software that is meant where none is said; empty for others."""
+    software = parse_software(head.key.framework)
+    return software.first if software.name == DEFAULT_SOFTWARE else ()
 
 
 def _is_of_kernel(head: SeriesHead, kernel: str) -> bool:

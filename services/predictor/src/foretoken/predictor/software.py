@@ -14,6 +14,9 @@ _LEADING_DIGITS = re.compile(r"\d+")
 _NUM_PARTS = 3
 # Names of one software.
 _ALIASES = {"torch": "pytorch"}
+# What is meant where no software is said, as in a scenario: one kernel's times, where all software
+# together lies within a factor of 10.
+DEFAULT_SOFTWARE = "vllm"
 # All stacks call NCCL for their collectives, but serving engines sum with kernels of their own.
 _NCCL, _ALL_REDUCE = "nccl", "all_reduce"
 _HAVE_OWN_ALL_REDUCE = frozenset({"vllm", "sglang", "trtllm"})

@@ -245,6 +245,11 @@ class LayeredModels(ModelSet):
         """Whether nothing at all was measured."""
         return self.own.knows_nothing and self.starter.knows_nothing
 
+    @property
+    def layers(self) -> Sequence[ModelSet]:
+        """The own models, and the starter's."""
+        return (self.own, self.starter)
+
     def heads_for(self, query: LatencyQuery) -> Sequence[SeriesHead]:
         """Return the series among which the names in a query are looked up."""
         return (*self.own.heads_for(query), *self.starter.heads_for(query))

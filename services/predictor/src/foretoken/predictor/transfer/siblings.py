@@ -21,7 +21,7 @@ _RATES_TOLERANCE_RATIO = 0.05
 # How much further off than on the device measured itself. Source: operators of GPT layers on A100
 # of 40 GB, estimated from samples on 80 GB, are 0 to 14 % off, mean 4 %; GEMMs of an H100 estimated
 # from a GH200 15 % on average, from an H200 with software two years newer 20 %.
-_WIDTH_LOG = math.log(1.3)
+SIBLING_DOUBT_LOG = math.log(1.3)
 
 
 def find_siblings(device: DeviceSpec, dtype: DType) -> tuple[DeviceSpec, ...]:
@@ -85,8 +85,8 @@ def move_to_sibling(
     return replace(
         estimates,
         latency_us=shifted(np.asarray(estimates.latency_us), 0.0),
-        low_us=shifted(np.asarray(estimates.low_us), -_WIDTH_LOG),
-        high_us=shifted(np.asarray(estimates.high_us), _WIDTH_LOG),
+        low_us=shifted(np.asarray(estimates.low_us), -SIBLING_DOUBT_LOG),
+        high_us=shifted(np.asarray(estimates.high_us), SIBLING_DOUBT_LOG),
         provenance=np.full(len(measured_base_us), Provenance.TRANSFERRED.value),
         basis=f"{estimates.basis}, the same chip, moved by what its data sheets differ in",
     )
