@@ -134,7 +134,7 @@ class Plot:
             least, most = (of(numbers, default=1) for of in (min, max))
             ends = {"x": least, "y": least, "x2": most, "y2": most}
             places = {axis: {"datum": value} for axis, value in ends.items()}
-            layers.append(_layer("rule", places, strokeDash=_DASHES, opacity=0.6))
+            layers.append(_once("rule", places, strokeDash=_DASHES, opacity=0.6))
         return self._chart({"layer": self._with_params(layers)}, thinned=(self.x, self.y))
 
     def bars(self, *, bounds: tuple[str, str] | None = None, stacked: bool = True) -> Chart:
@@ -288,17 +288,22 @@ def _draw_rule(rule: Rule) -> list[Spec]:
     place: Spec = {rule.axis: {"datum": rule.value}}
     if rule.end is not None:
         place[f"{rule.axis}2"] = {"datum": rule.end}
-        return [_layer("rect", place, opacity=0.14, color=BLUE)]
-    drawn = [_layer("rule", place, strokeDash=_DASHES, opacity=0.6)]
+        return [_once("rect", place, opacity=0.14, color=BLUE)]
+    drawn = [_once("rule", place, strokeDash=_DASHES, opacity=0.6)]
     if rule.name:
         at = {"x": {"value": 4}} if rule.axis == "y" else {"y": {"value": 8}}
         looks = {"align": "left", "fontSize": 10, "dy": -6 if rule.axis == "y" else 0, "dx": 4}
-        drawn.append(_layer("text", {**place, **at, "text": {"value": rule.name}}, **looks))
+        drawn.append(_once("text", {**place, **at, "text": {"value": rule.name}}, **looks))
     return drawn
 
 
 def _layer(mark: str, encoding: Mapping[str, Any], **options: Any) -> Spec:
     return {"mark": {"type": mark, **options}, "encoding": dict(encoding)}
+
+
+def _once(mark: str, encoding: Mapping[str, Any], **options: Any) -> Spec:
+    """Return a layer of one mark, not of one for each row."""
+    return {**_layer(mark, encoding, **options), "data": {"values": [{}]}}
 
 
 def _numbers(table: Table, name: str) -> list[float]:
