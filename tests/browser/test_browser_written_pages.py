@@ -68,7 +68,7 @@ def visit(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 def _note(problems: list[str], url: str) -> None:
     if not url.startswith(("file:", "data:")):
-        problems.append(f"asks for {url}")
+        problems.append(f"requests {url}")
 
 
 @pytest.mark.parametrize("name", list(_PAGES))

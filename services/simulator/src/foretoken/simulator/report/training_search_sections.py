@@ -1,6 +1,6 @@
 """The sections of a page about the search for a training strategy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
@@ -11,7 +11,13 @@ from foretoken.page.curve import draw_changes, draw_intervals
 from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.notation import explain_names
-from foretoken.simulator.report.search_candidates import Row
+from foretoken.simulator.report.search_candidates import (
+    Row,
+    RowColumn,
+    bound_columns,
+    metric_column,
+    row_table,
+)
 from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.training_search_counts import counts_section
 from foretoken.simulator.report.training_search_finalists import finalists_section
@@ -40,11 +46,11 @@ from foretoken.simulator.report.training_search_rows import (
     read_sequence_length,
     report_rows,
     strategies_per_s,
+    throughput_bounds,
 )
 
 _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
 _RATIOS = ("mfu_ratio", "bubble_ratio")
-_MAX_RANKED = 25
 # More ties than these are counted: in words, and as bars.
 _MAX_TIES = 3
 _MAX_BARS = 20
@@ -148,8 +154,7 @@ def _facts(best: Row) -> list[Fact]:
 
 
 def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
-    columns = _columns(rows)
-    shown = best_of_layouts(rows)[:_MAX_RANKED]
+    shown = best_of_layouts(rows)
     listed = f" {len(rows):,} of them are listed;" if len(rows) < report.num_fitting else ""
     return Section(
         title="Ranking",
@@ -160,70 +165,62 @@ def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
             " layers run the same operators share the errors of these, so only the best of them"
             f" ties. {explain_names(row['name'] for row in shown)}"
         ),
-        table=DataTable(
-            headers=list(columns), rows=[[cell(row) for cell in columns.values()] for row in shown]
-        ),
+        blocks=[row_table(shown, [*_NAMED, *_columns(rows)])],
     )
 
 
-def _columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
-    """Return the columns; the device, its number and the price only where they tell rows apart."""
-    columns: dict[str, Callable[[Row], str]] = {
-        "strategy": lambda row: str(row["name"]),
-        "rank": describe_place,
-    }
+_NAME: RowColumn = (Column.words("strategy", "name"), lambda row: str(row["name"]))
+_NAMED: Sequence[RowColumn] = (_NAME, (Column(title="rank"), describe_place))
+
+
+def _columns(rows: Sequence[Row], *, is_whole: bool = True) -> list[RowColumn]:
+    """Return the columns; the device, its number and the price only where they tell rows apart.
+
+    Bounds and ratios only if `is_whole`.
+    """
+    columns: list[RowColumn] = []
     if len({(row["device"], row["num_devices"]) for row in rows}) > 1:
         # Names of placements say the devices.
-        columns[METRICS["num_devices"].title] = lambda row: (
-            f"{row['num_devices']:,}" if row["placement"] else describe_devices(row)
-        )
-    columns |= {
-        METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].words,
-        "90 % interval": describe_bounds,
-        METRICS["step_time_ms"].label: lambda row: describe_step(row["step_time_ms"]),
-        **{METRICS[name].title: METRICS[name].words for name in (*_RATIOS, "margin_bytes")},
-    }
+        title = METRICS["num_devices"].title
+        columns.append((Column(title=title, name="devices"), _describe_num_devices))
+    columns.append(metric_column(_THROUGHPUT))
+    if is_whole:
+        columns += bound_columns(_THROUGHPUT, throughput_bounds)
+    names = ("step_time_ms", *(_RATIOS if is_whole else ()), "margin_bytes")
+    columns += [metric_column(name) for name in names]
     if any(row[_COST] > 0 for row in rows):
-        columns[METRICS[_COST].title] = METRICS[_COST].words
+        columns.append(metric_column(_COST))
     return columns
 
 
+def _describe_num_devices(row: Row) -> str:
+    return f"{row['num_devices']:,}" if row["placement"] else describe_devices(row)
+
+
 def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) -> Section:
-    ratios = (METRICS[name].title for name in _RATIOS)
-    left_out = {"strategy", "rank", "90 % interval", *ratios}
-    columns = {name: cell for name, cell in _columns(rows).items() if name not in left_out}
+    found = best_by_objective(report, rows)
+    measures = {row["name"]: words for words, row in found}
+    best_by = (Column.words("best by"), lambda row: measures[row["name"]])
+    columns = [_NAME, best_by, *_columns(rows, is_whole=False)]
     intro = ""
     if num_tokens > 0:
-        columns |= _run_columns(rows, num_tokens, read_sequence_length(report))
+        columns += _run_columns(rows, num_tokens, read_sequence_length(report))
         intro = (
             f"The run goes to {format_number(num_tokens)} tokens, without failures and"
             " checkpoints: `foretoken simulate run` counts these."
         )
-    return Section(
-        title="The best by each measure",
-        intro=intro,
-        table=DataTable(
-            headers=("strategy", "best by", *columns),
-            rows=[
-                [row["name"], measures, *(cell(row) for cell in columns.values())]
-                for measures, row in best_by_objective(report, rows)
-            ],
-            text_columns=(1,),
-        ),
-    )
+    table = row_table([row for _, row in found], columns)
+    return Section(title="The best by each measure", intro=intro, blocks=[table])
 
 
-def _run_columns(
-    rows: Sequence[Row], num_tokens: float, length: int
-) -> dict[str, Callable[[Row], str]]:
-    columns: dict[str, Callable[[Row], str]] = {
-        "steps": lambda row: f"{make_whole_run(row, num_tokens, length).num_steps:,}",
-        "days": lambda row: format_number(make_whole_run(row, num_tokens, length).days),
-    }
+def _run_columns(rows: Sequence[Row], num_tokens: float, length: int) -> list[RowColumn]:
+    columns: list[RowColumn] = [
+        (Column(title="steps"), lambda row: make_whole_run(row, num_tokens, length).num_steps),
+        (Column(title="days"), lambda row: make_whole_run(row, num_tokens, length).days),
+    ]
     if any(row["usd_per_step"] > 0 for row in rows):
-        columns["USD in all"] = lambda row: format_number(
-            make_whole_run(row, num_tokens, length).usd
-        )
+        usd = Column(title="USD in all")
+        columns.append((usd, lambda row: make_whole_run(row, num_tokens, length).usd))
     return columns
 
 
