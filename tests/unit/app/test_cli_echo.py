@@ -92,7 +92,7 @@ def test_memory_rests_on_no_measurement(run: Run, tmp_path: Path) -> None:
     for text in (said, page.read_text()):
         assert "training tiny-llama in bf16 (trainer plain); on 1 x h200_sxm" in text
         assert "counted sizes of what training holds" in text
-    assert "The question, and what the answer rests on" in page.read_text()
+    assert '<dl class="about">\n<dt>question</dt>' in page.read_text()
 
 
 @pytest.mark.parametrize(
