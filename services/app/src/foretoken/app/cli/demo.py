@@ -48,7 +48,7 @@ def demo(
     processes of their own on loopback with a temporary catalog; all are stopped at the end, also on
     Ctrl-C. That takes one to three minutes.
     """
-    # Pictures need matplotlib, which no other command should wait for.
+    # Pages take long to load, which no other command should wait for.
     from foretoken.simulator.report.page import (
         render_page,
         search_sections,
