@@ -218,7 +218,8 @@ class GraphReport(ResultMethods):
     """A model's profile by module: one `ModuleTimes` for each tensor-parallel size.
 
     `num_layers_timed` of `num_layers` were built and timed. `notes` say what was extrapolated,
-    what failed and why.
+    what failed and why. `architecture_json` is the model as layers of kinds, which `load_model`
+    reads; empty where its modules are of no known kinds.
     """
 
     run_id: str = ""
@@ -230,6 +231,7 @@ class GraphReport(ResultMethods):
     profiles: tuple[ModuleTimes, ...] = ()
     notes: tuple[str, ...] = ()
     wall_s: float = 0.0
+    architecture_json: str = ""
 
 
 # What a whole step does: new sequences, one token more for each sequence, or forward and backward

@@ -1,6 +1,6 @@
 """Find a model by preset name, by Hugging Face repository, in a file, or in a file's text.
 
-Files are a `config.json` or a GGUF file.
+Files are a `config.json`, a GGUF file, or the JSON of layers in a pattern with a preset's keys.
 """
 
 from collections.abc import Mapping
@@ -8,11 +8,12 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.models.gguf_config import load_gguf
 from foretoken.domain.models.hf_config import architecture_of_hf_config, load_hf_config
-from foretoken.domain.text_file import is_there, parse_json
+from foretoken.domain.text_file import is_there, parse_json, read_json
 
 # What says which model it is: itself, a name, a path or the text of a `config.json`.
 ModelName = ModelArchitecture | str | Path
@@ -52,7 +53,8 @@ def settle_model(request: object, field: str = "model") -> None:
 def load_model(name: str | Path) -> ModelArchitecture:
     """Return a preset by name or alias, else the model of a file or folder.
 
-    Files are a `config.json` and a GGUF file, folders those of a `config.json`.
+    Files are a `config.json`, a GGUF file and the JSON that `foretoken profile graph` writes,
+    folders those of a `config.json`.
     A preset wins over a folder of the same name; `./name` is always the folder. The text of a
     `config.json` is the model it describes.
 
@@ -66,6 +68,8 @@ def load_model(name: str | Path) -> ModelArchitecture:
     if name.lstrip().startswith("{"):
         config = parse_json(name, "model")
         # A JSON text that begins so is an object.
+        if _is_own(config):
+            return _decode(config, "model")
         return architecture_of_hf_config(config, _name_in(config))
     try:
         return find_model(name)
@@ -79,7 +83,22 @@ def load_model(name: str | Path) -> ModelArchitecture:
 
 
 def _load_file(path: Path) -> ModelArchitecture:
-    return load_gguf(path) if path.suffix == _GGUF else load_hf_config(path)
+    if path.suffix == _GGUF:
+        return load_gguf(path)
+    if path.suffix == ".json" and not path.is_dir():
+        content = read_json(path, "model")
+        if isinstance(content, Mapping) and _is_own(content):
+            return _decode(content, path.stem)
+    return load_hf_config(path)
+
+
+def _is_own(content: Mapping[str, Any]) -> bool:
+    """Tell whether a JSON object has the keys of presets, as graphs of models are written."""
+    return "pattern" in content and "model_type" not in content
+
+
+def _decode(content: Mapping[str, Any], name: str) -> ModelArchitecture:
+    return schema.decode(ModelArchitecture, {"name": name, **content}, f"model {name}")
 
 
 def _name_in(config: Mapping[str, object]) -> str:

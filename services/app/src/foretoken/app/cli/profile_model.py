@@ -40,7 +40,7 @@ from foretoken.domain.measurements.profiling import (
 )
 from foretoken.domain.measurements.training_truth import ModuleTime, ModuleTimes
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.name import path_inside
+from foretoken.domain.name import path_inside, text_to_name
 from foretoken.domain.text_file import is_there, read_text
 from foretoken.domain.units import GIB, US_PER_MS
 from foretoken.profiler.closure.hf_config import config_of_architecture
@@ -293,6 +293,11 @@ def write_profiles(report: GraphReport, config: Mapping[str, Any], folder: Path)
     lines = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if report.architecture_json:
+            name = f"{text_to_name(report.model.lower()) or 'model'}.architecture.json"
+            own = path_inside(folder, name, "out")
+            own.write_text(f"{report.architecture_json}\n", encoding="utf-8")
+            lines.append(f"{own}: the model as layers of kinds, for `model` of a scenario")
         for profile in report.profiles:
             name = TableKey(profile.model, profile.device, profile.tp).file_name
             path = path_inside(folder, name, "out")

@@ -1,13 +1,18 @@
 """Profile a model by its graph: every call timed once, folded to modules, for each rank shape."""
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from foretoken.domain.errors import CancelledJobError, ServiceUnavailableError
+import torch
+
+from foretoken.domain import schema
+from foretoken.domain.errors import CancelledJobError, ForetokenError, ServiceUnavailableError
 from foretoken.domain.measurements.measurement import Run, RunKind
 from foretoken.domain.measurements.profiling import GRAPH_KIND, GraphReport, GraphRequest
 from foretoken.domain.measurements.training_truth import ModuleTimes
@@ -15,9 +20,12 @@ from foretoken.domain.name import text_to_name
 from foretoken.domain.ports import CatalogPort
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.environment import FRAMEWORK, framework_version, free_memory_bytes
+from foretoken.profiler.graph.architecture import read_architecture
 from foretoken.profiler.graph.model import (
+    ModelShape,
     count_layers,
     lengthen_positions,
+    outline_model,
     read_model_config,
 )
 from foretoken.profiler.graph.rank_profile import GraphSession, RankProfiler
@@ -75,6 +83,8 @@ def profile_graph(
     start_s = time.monotonic()
     config = read_model_config(request)
     notes = [note] if (note := lengthen_positions(config, request.sequence_length)) else []
+    architecture_json, problem = _read_layers(request, config)
+    notes += [problem] if problem else []
     run = _open_run(request, rig, keeping)
     with open_writer(keeping.catalog, run, keeping.spool_folder, keeping.hand_over) as writer:
         session = GraphSession(
@@ -98,12 +108,27 @@ def profile_graph(
         profiles=profiles,
         notes=tuple(dict.fromkeys(session.notes)),
         wall_s=time.monotonic() - start_s,
+        architecture_json=architecture_json,
     )
     # What did not fit is in its notes: a pass is no operator, so it has no row.
     shelf = ReportShelf(catalog=keeping.catalog, kind=GRAPH_KIND, hand_over=keeping.hand_over)
     facts = {"model": report.model, "device": report.device}
     shelf.keep(run.run_id, report, facts, lambda text: progress.update(1.0, text))
     return report
+
+
+def _read_layers(request: GraphRequest, config: Any) -> tuple[str, str]:
+    """Return the model as layers of kinds, as JSON, or what is in the way of that."""
+    shape = ModelShape(
+        config=config, num_layers=count_layers(config), num_ranks=1, dtype=torch.bfloat16
+    )
+    try:
+        outline = outline_model(shape, request.model)
+        architecture = read_architecture(outline, config, request.model)
+    except ForetokenError as err:
+        return "", f"no layers of kinds: {err}"
+    content = {name: value for name, value in schema.encode(architecture).items() if value}
+    return json.dumps(content), ""
 
 
 def _profile_ranks(

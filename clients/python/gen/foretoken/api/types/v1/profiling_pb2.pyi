@@ -233,6 +233,7 @@ class GraphReport(_message.Message):
     PROFILES_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     WALL_S_FIELD_NUMBER: _builtins.int
+    ARCHITECTURE_JSON_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run in the catalog. Empty: nothing was recorded."""
     device: _builtins.str
@@ -247,6 +248,8 @@ class GraphReport(_message.Message):
     """Nodes of the graph that compute. 0: nothing was traced."""
     wall_s: _builtins.float
     """Time it took in s. 0: nothing was done."""
+    architecture_json: _builtins.str
+    """The model as layers of kinds, as JSON. Empty: its modules are of no known kinds."""
     @_builtins.property
     def profiles(self) -> _containers.RepeatedCompositeFieldContainer[_scenario_pb2.ModuleTimes]:
         """One for each tensor-parallel size. Empty: nothing was timed."""
@@ -267,10 +270,11 @@ class GraphReport(_message.Message):
         profiles: _abc.Iterable[_scenario_pb2.ModuleTimes] | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
         wall_s: _builtins.float = ...,
+        architecture_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "layer_count", b"layer_count", "layers_timed_count", b"layers_timed_count", "model", b"model", "node_count", b"node_count", "notes", b"notes", "profiles", b"profiles", "run_id", b"run_id", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture_json", b"architecture_json", "device", b"device", "layer_count", b"layer_count", "layers_timed_count", b"layers_timed_count", "model", b"model", "node_count", b"node_count", "notes", b"notes", "profiles", b"profiles", "run_id", b"run_id", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
