@@ -1,6 +1,6 @@
 """The engine's own software answers first; what stands in for it is wider, and named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -233,3 +233,27 @@ def _slowdowns(
 ) -> list[float]:
     place = ("a30", "") if operator == "gemm" else (_PRO["device"], _PRO["topology"])
     return [round(float(us) / base_us(operator, dims, *place), 3) for us in found.latency_us]
+
+
+def test_other_software_that_knows_such_calls_answers_before_its_own_that_does_not(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """Its own layers all have an indexer, which the layer in question has not."""
+    operator = "dsa_decode_module"
+    calls = [dims for dims in find_operator(operator).sweep(False) if dims["num_heads"] == 16]
+    indexed = [dims for dims in calls if dims["index_num_heads"]]
+    own = _blocks(indexed, 2.0, "vllm", "0.19.0")
+    service = make_predictor([*own, *_blocks(calls, 3.0, "sglang", "0.5.14")])
+    train(service)
+    for dims, expected in ((calls[-1], 3.0), (indexed[-1], 2.0)):
+        found = _ask(service, dims, operator, preferred_framework="vllm 0.19")
+        assert expected == pytest.approx(found.latency_us[0] / base_us(operator, dims), rel=1e-3)
+        assert ("sglang" in found.other_framework) == (not dims["index_num_heads"])
+
+
+def _blocks(
+    calls: Sequence[Mapping[str, int]], slowdown: float, framework: str, version: str
+) -> Rows:
+    software = {"framework": framework, "framework_version": version}
+    operator = "dsa_decode_module"
+    return [row_of(operator, d, slowdown * base_us(operator, d), **software) for d in calls]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from foretoken.domain.errors import (
     InvalidRequestError,
@@ -63,6 +64,7 @@ _FORWARD_CALLS_LOG = float(np.log(1.15))
 _COVERED = [member.value for member in Provenance if member.is_covered]
 
 _Bounds = tuple[FloatColumn, FloatColumn]
+_Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +226,15 @@ class Estimator:
         weight = 1.0 if query.prefer_measured else self._measured_weight
         transfer = self._models.transfer(spec, device, call.table.variant)
         answered = self._from_series(source.choice, measured, weight)
+        is_unlike = _is_unlike(source.choice, call)
         for other in source.choices[1:] if not query.framework else ():
             if np.isin(answered.provenance, _COVERED).all():
                 break
-            answered = _take_surer(answered, self._from_series(other, measured, weight))
+            is_other_unlike = _is_unlike(other, call)
+            answered = _take_surer(
+                answered, self._from_series(other, measured, weight), is_unlike, is_other_unlike
+            )
+            is_unlike &= is_other_unlike
         found = _limit_doubt(answered, transfer)
         return found if is_own else move_to_sibling(found, measured.base_us, design.base_us)
 
@@ -396,9 +403,29 @@ def _doubt_of_choice(choice: Choice) -> float:
     return max(doubt_log, series.noise_log) if choice.is_other_code else doubt_log
 
 
-def _take_surer(found: LatencyColumns, other: LatencyColumns) -> LatencyColumns:
-    """Return the rows of another answer that it is surer of, where the first one extrapolates."""
+def _is_unlike(choice: Choice, call: _Call) -> _Flags:
+    """Return which calls lack a part that all of a series have, or have one that none has.
+
+    How long those take says nothing of them, however small the step in the part's size.
+    """
+    known = choice.model.series.columns
+    is_unlike = np.zeros(len(call.columns[call.spec.dim_names[0]]), dtype=np.bool_)
+    for dim in call.spec.dims:
+        if dim.minimum == 0:
+            has_part, is_known = call.columns[dim.name] > 0, known[dim.name] > 0
+            is_unlike |= ~is_known.any() & has_part | is_known.all() & ~has_part
+    return is_unlike
+
+
+def _take_surer(
+    found: LatencyColumns, other: LatencyColumns, is_unlike: _Flags, is_other_unlike: _Flags
+) -> LatencyColumns:
+    """Return the rows of another answer that it is surer of, where the first one extrapolates.
+
+    What knows such calls is surer than what does not.
+    """
     is_surer = other.high_us * found.low_us < found.high_us * other.low_us
+    is_surer = np.where(is_unlike == is_other_unlike, is_surer, is_unlike)
     takes_other = is_surer & ~np.isin(found.provenance, _COVERED)
     return choose_rows(~takes_other, found, other, ("nearest to what was asked", "surer"))
 
