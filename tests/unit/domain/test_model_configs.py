@@ -29,7 +29,9 @@ _FILES = sorted(
 _needs_files = pytest.mark.skipif(not _FILES, reason="the models' configurations are not here")
 
 # What names and cards publish, of the language model: total, and after A what is active of it.
-# By the beginning of a repository's name; the longest counts.
+# By the beginning of a repository's name; the longest counts. Step-3.7-Flash has 196B besides its
+# encoder of 1.8B (vLLM's recipe), Nemotron 3 Nano 31.58B by llama.cpp's count of its GGUF file; the
+# abstract of Nemotron 3 Super rounds to 120B and 12B.
 _PUBLISHED = {
     "DeepSeek-": "671B-A37B",
     "DeepSeek-V4-Flash": "284B-A13B",
