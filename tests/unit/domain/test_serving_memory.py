@@ -35,6 +35,8 @@ def _plan(
     **degrees: int,
 ) -> ServingMemory:
     architecture = find_model(model) if isinstance(model, str) else model
+    lowered = dict(options or {})
+    request_tokens = lowered.pop("request_tokens", 0.0)
     layout = ParallelLayout(**degrees)
     rank = RankContext(model=architecture, layout=layout, devices_per_node=8, stage=stage)
     chosen = LoweringOptions(
@@ -42,7 +44,7 @@ def _plan(
         has_kv_cache=True,
         has_sampler=True,
         fuses_add_norm=True,
-        **(options or {}),
+        **lowered,
     )
     tokens, seqs = engine.max_num_batched_tokens, engine.max_num_seqs
     shape = BatchShape(
@@ -52,7 +54,7 @@ def _plan(
         decode=DecodeShape(num_seqs=seqs, kv_tokens=seqs, kv_tokens_max=1),
     )
     nodes = lower_rank(shape, chosen, rank)
-    return plan_serving_memory(nodes, rank, engine, find_device(device))
+    return plan_serving_memory(nodes, rank, engine, find_device(device), request_tokens)
 
 
 def test_weights_are_the_parameters_and_the_rotation() -> None:
@@ -141,9 +143,13 @@ def test_latent_attention_keeps_one_vector_per_token() -> None:
 
 
 def test_layers_with_a_window_keep_a_part_for_every_sequence() -> None:
-    memory = _plan("gpt-oss-20b", options={"quantization": "mxfp4"})
+    """Of short requests all that may run have room; a step's prompts are whole for a while."""
+    memory = _plan("gpt-oss-20b", options={"quantization": "mxfp4", "request_tokens": 1000})
     assert 12 * 8 * 2 * 64 * 2 == memory.kv_bytes_per_token
-    assert 256 * (128 + 16) * memory.kv_bytes_per_token == memory.window_bytes
+    held = 256 * (128 + 16) + 2048
+    assert held * memory.kv_bytes_per_token == memory.window_bytes
+    brief = _plan("gpt-oss-20b", options={"quantization": "mxfp4", "request_tokens": 50})
+    assert (256 * 50 + 2048) * memory.kv_bytes_per_token == brief.window_bytes
     always = dataclasses.replace(_LLAMA, sliding_window=4096)
     assert (0, _plan(_LLAMA).kv_bytes_per_token) == (
         _plan(always).window_bytes,
@@ -224,18 +230,63 @@ def test_adapters_take_room_of_the_kv_cache_and_are_named_where_they_do_not_fit(
     assert "lower lora.max_loaded or lora.rank" in many.infeasibility
 
 
-def test_long_windows_lie_with_the_other_tokens() -> None:
-    """Whole chunks of 8192 tokens for 1024 sequences are more than what weights leave."""
-    more = dataclasses.replace(_ENGINE, max_num_seqs=1024)
-    chunked = _plan("llama-4-scout-17b-16e", "h200_sxm", more, tp=8)
-    assert (0, 0) == (chunked.window_bytes, chunked.window_bytes_per_token)
-    assert 48 * 2 * 128 * 2 == chunked.kv_bytes_per_token
-    fewer = dataclasses.replace(_ENGINE, max_num_seqs=8)
-    apart = _plan("llama-4-scout-17b-16e", "h200_sxm", fewer, tp=8)
-    assert (12 * 2 * 128 * 2, 36 * 2 * 128 * 2) == (
-        apart.kv_bytes_per_token,
-        apart.window_bytes_per_token,
+@pytest.mark.parametrize("num_seqs", [4, 64, 1024])
+@pytest.mark.parametrize("request_tokens", [500.0, 20_000.0, 200_000.0])
+def test_long_windows_share_the_memory_of_the_other_tokens(
+    num_seqs: int, request_tokens: float
+) -> None:
+    """As many requests as fit have their chunk of 8192 tokens, and no more than may run."""
+    engine = dataclasses.replace(_ENGINE, max_num_seqs=num_seqs)
+    memory = _plan(
+        "llama-4-scout-17b-16e",
+        "h200_sxm",
+        engine,
+        options={"request_tokens": request_tokens},
+        tp=8,
     )
+    whole, windows = 12 * 2 * 128 * 2, 36 * 2 * 128 * 2
+    assert (whole, windows) == (memory.kv_bytes_per_token, memory.window_bytes_per_token)
+    held = memory.window_bytes - windows * engine.max_num_batched_tokens
+    num_requests = held / windows / min(8192 + engine.block_size, request_tokens)
+    fitting = memory.kv_bytes / (whole * request_tokens)
+    assert 1 <= num_requests <= num_seqs
+    assert pytest.approx(num_requests) == min(fitting, num_seqs)
+
+
+def test_an_engine_with_a_pool_for_windows_has_a_share_of_the_tokens_there() -> None:
+    """SGLang's 0.8, whatever its requests are like."""
+    engine = dataclasses.replace(_ENGINE, window_tokens_ratio=0.8)
+    for request_tokens in (500.0, 200_000.0):
+        memory = _plan(
+            "llama-4-scout-17b-16e",
+            "h200_sxm",
+            engine,
+            options={"request_tokens": request_tokens},
+            tp=8,
+        )
+        num_tokens = memory.kv_bytes / memory.kv_bytes_per_token
+        in_windows = memory.window_bytes / memory.window_bytes_per_token
+        assert pytest.approx(0.8) == in_windows / num_tokens
+
+
+def test_gemma_holds_no_less_than_vllm_logs_and_no_more_than_without_windows() -> None:
+    """Its log counts a whole step's tokens in the windows of every request, not of those of one.
+
+    Source: vLLM 0.19, `v1/kv_cache_interface.py` (SlidingWindowSpec.max_memory_usage_bytes).
+    """
+    engine = dataclasses.replace(
+        find_engine("vllm-0.20"), max_num_batched_tokens=8192, max_num_seqs=1024
+    )
+    memory = _plan("gemma-4-31b-nvfp4", "h200_sxm", engine)
+    assert (10 * 8192, 50 * 16384) == (memory.kv_bytes_per_token, memory.window_bytes_per_token)
+    length = find_model("gemma-4-31b-nvfp4").max_position
+    pool_bytes = memory.kv_bytes + memory.window_bytes
+    whole, windows = length * 10 * 8192, 50 * 16384
+    logged = pool_bytes / (whole + windows * (1024 - 1 + 8192)) * length
+    held = memory.kv_bytes / memory.kv_bytes_per_token
+    assert logged < held < pool_bytes / (10 * 8192)
+    # As if no layer had a window it would be a ninth or less.
+    assert 9 * pool_bytes / (10 * 8192 + windows) < held
 
 
 def test_a_load_balancer_holds_redundant_experts_and_a_layer_to_receive() -> None:

@@ -124,6 +124,9 @@ class EngineProfile:
     by `preemption` (`recompute` or `swap`). With `has_prefix_caching` full blocks are found again
     by content until they are overwritten.
 
+    Layers with a window lie in the same memory as others, or with `window_tokens_ratio` in some of
+    their own, for that share of the others' tokens.
+
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
     every request decodes, `piecewise` around the attention; `graph_mode` names those in use,
@@ -179,6 +182,7 @@ class EngineProfile:
     watermark_ratio: float = 0.0
     preemption: str = "recompute"
     has_prefix_caching: bool = False
+    window_tokens_ratio: float = 0.0
     has_async_scheduling: bool = False
     graph_mode: str = "none"
     graph_capture_sizes: tuple[int, ...] = ()
@@ -273,6 +277,7 @@ _NOT_NEGATIVE = (
     "max_num_prefills",
     "max_decode_run",
     "watermark_ratio",
+    "window_tokens_ratio",
     "host_us",
     "host_us_per_seq",
     "output_us",

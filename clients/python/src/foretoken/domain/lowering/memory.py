@@ -175,11 +175,16 @@ _REMEDIES = {
 
 
 def plan_serving_memory(
-    nodes: Nodes, rank: RankContext, engine: EngineProfile, device: DeviceSpec
+    nodes: Nodes,
+    rank: RankContext,
+    engine: EngineProfile,
+    device: DeviceSpec,
+    request_tokens: float = 0.0,
 ) -> ServingMemory:
     """Return the memory of a rank.
 
     `nodes` are its operators on the largest batch the engine runs, prefill and decode both.
+    Requests end with `request_tokens` in the KV cache (0: with as many as the model takes).
     """
     device_bytes, outside_bytes = visible_bytes(device), context_bytes(device)
     model, kept = rank.model, _kept_bytes(nodes, rank)
@@ -201,10 +206,6 @@ def plan_serving_memory(
         kv_bytes_per_token=kept.token / engine.decode_context_parallel,
         graphs_bytes=engine.graph_bytes_ratio * (weights_bytes - adapters_bytes),
         reserved_bytes=reserved_bytes,
-        window_bytes=sum(
-            (engine.max_num_seqs * (window + engine.block_size) * size)
-            for window, size in kept.windows.items()
-        ),
         window_bytes_per_token=sum(kept.windows.values()),
         state_bytes_per_request=kept.request,
         state_bytes=engine.max_num_seqs * kept.request,
@@ -213,21 +214,39 @@ def plan_serving_memory(
         memory_rule=engine.memory_rule,
         adapters_bytes=adapters_bytes,
     )
-    return _share_windows(memory)
+    window_bytes = _window_bytes(memory, kept.windows, engine, request_tokens or model.max_position)
+    return replace(memory, window_bytes=window_bytes)
 
 
-def _share_windows(memory: ServingMemory) -> ServingMemory:
-    """Return memory in which long windows lie with the other tokens, as engines share one pool.
+def _window_bytes(
+    memory: ServingMemory,
+    windows: Mapping[int, float],
+    engine: EngineProfile,
+    request_tokens: float,
+) -> float:
+    """Return what layers with a window take of the KV cache, by their bytes of a token in it.
 
-    Room for the whole windows of all sequences, where that is more than what is left, would be kept
-    for tokens that short requests do not have: layers with a window then count every token.
+    Engines that give them a pool of its own have a share of the other layers' tokens in it. In one
+    pool a request holds its window, less where it is shorter, in whole blocks, next to all its
+    tokens in other layers, and prompts what a step computes of them: as many requests as fit have
+    room for that.
+    Source: vLLM 0.19, `v1/kv_cache_interface.py` (SlidingWindowSpec), `v1/core/kv_cache_utils.py`
+    (groups of one page size); SGLang 0.5.9, `srt/model_executor/model_runner.py`
+    (set_num_tokens_hybrid).
     """
-    if memory.window_bytes <= memory.kv_bytes:
-        return memory
-    token_bytes = memory.kv_bytes_per_token + memory.window_bytes_per_token
-    return replace(
-        memory, kv_bytes_per_token=token_bytes, window_bytes=0.0, window_bytes_per_token=0.0
+    room, each_token = max(memory.kv_bytes, 0.0), memory.window_bytes_per_token
+    if not each_token:
+        return 0.0
+    ratio = engine.window_tokens_ratio
+    if ratio:
+        return room * ratio * each_token / (memory.kv_bytes_per_token + ratio * each_token)
+    computed = each_token * engine.max_num_batched_tokens
+    held = sum(
+        size * min(window + engine.block_size, request_tokens) for window, size in windows.items()
     )
+    whole = held + memory.kv_bytes_per_token * request_tokens
+    num_requests = min(max((room - computed) / whole, 1.0), engine.max_num_seqs)
+    return computed + num_requests * held
 
 
 def add_draft(memory: ServingMemory, draft: ServingMemory) -> ServingMemory:

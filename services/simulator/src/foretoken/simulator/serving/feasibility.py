@@ -22,11 +22,15 @@ from foretoken.simulator.serving.draft import draft_scenario
 
 
 def judge_feasibility(
-    scenario: ServingScenario, engine: EngineProfile, device: DeviceSpec | None = None
+    scenario: ServingScenario,
+    engine: EngineProfile,
+    device: DeviceSpec | None = None,
+    request_tokens: float = 0.0,
 ) -> tuple[Sequence[ServingMemory], str]:
     """Return the memory of one rank of every pipeline stage, and why it cannot run or nothing.
 
-    `device` is one of another size than the scenario's.
+    `device` is one of another size than the scenario's. Requests end with `request_tokens` in the
+    KV cache (0: with as many as the model takes).
 
     Raises:
         InvalidRequestError: the model cannot be simulated.
@@ -44,7 +48,7 @@ def judge_feasibility(
             check_layout(_ranks(draft)[0])
         except InvalidRequestError as err:
             return (), f"the draft: {err.message}"
-    memories = plan_memories(scenario, engine, device)
+    memories = plan_memories(scenario, engine, device, request_tokens)
     for memory in memories:
         if memory.infeasibility:
             return memories, memory.infeasibility
@@ -63,15 +67,23 @@ def count_kv_blocks(
 
 
 def plan_memories(
-    scenario: ServingScenario, engine: EngineProfile, device: DeviceSpec | None = None
+    scenario: ServingScenario,
+    engine: EngineProfile,
+    device: DeviceSpec | None = None,
+    request_tokens: float = 0.0,
 ) -> list[ServingMemory]:
     """Return the memory of one rank of every pipeline stage, with its draft if it has one.
 
-    The layout must fit the model, and the draft. `device` is one of another size than the
-    scenario's.
+    The layout must fit the model, and the draft. `device` and `request_tokens` are as in
+    `judge_feasibility`.
     """
     device = device or find_device(scenario.device)
-    memories = [_plan_memory(scenario, engine, rank, device) for rank in _ranks(scenario)]
+    memories = [
+        plan_serving_memory(
+            _lower_largest(scenario, engine, rank), rank, engine, device, request_tokens
+        )
+        for rank in _ranks(scenario)
+    ]
     draft = draft_scenario(scenario)
     if draft is None:
         return memories
@@ -83,13 +95,6 @@ def plan_memories(
 
 def _ranks(scenario: ServingScenario) -> Sequence[RankContext]:
     return stage_ranks(scenario.model, engine_layout(scenario), scenario.device, scenario.topology)
-
-
-def _plan_memory(
-    scenario: ServingScenario, engine: EngineProfile, rank: RankContext, device: DeviceSpec
-) -> ServingMemory:
-    nodes = _lower_largest(scenario, engine, rank)
-    return plan_serving_memory(nodes, rank, engine, device)
 
 
 def _plan_draft_memory(

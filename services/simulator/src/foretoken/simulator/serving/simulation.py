@@ -237,12 +237,16 @@ class PreparedDeployment:
 
 
 def prepare_deployment(
-    scenario: ServingScenario, fetch: FetchSurfaces, longest_tokens: int
+    scenario: ServingScenario,
+    fetch: FetchSurfaces,
+    longest_tokens: int,
+    request_tokens: float = 0.0,
 ) -> PreparedDeployment:
     """Return a deployment that can run, or why it cannot.
 
     `fetch` returns the latency surfaces of an engine and is called once for pools that are alike,
-    `longest_tokens` is the longest prompt with its answer. With LoRA adapters a deployment without
+    `longest_tokens` is the longest prompt with its answer, `request_tokens` the mean of both (0: as
+    many as the model takes). With LoRA adapters a deployment without
     pools is one of one pool, whose replicas load them.
 
     Raises:
@@ -257,7 +261,7 @@ def prepare_deployment(
     for part in pool_scenarios(scenario):
         check_speculation(part)
         engine = part.resolve_engine()
-        memories, reason = judge_feasibility(part, engine)
+        memories, reason = judge_feasibility(part, engine, request_tokens=request_tokens)
         pools.append(ResolvedPool(scenario=part, engine=engine, memories=memories))
         if reason:
             reason = f"pool {part.name}: {reason}" if scenario.cluster else reason
@@ -303,7 +307,7 @@ def simulate_serving(
     report = ServingReport(num_requests=plan.num_requests, scenario_json=resolved_json(scenario))
     progress.update(0.02, "ask the predictor")
     longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
-    deployment = prepare_deployment(scenario, fetch, longest)
+    deployment = prepare_deployment(scenario, fetch, longest, plan.mean_tokens)
     if deployment.infeasibility:
         feasibility = Feasibility(is_feasible=False, reason=deployment.infeasibility)
         report = replace(report, feasibility=feasibility, offered_rps=_planned_rps(plan))

@@ -52,6 +52,12 @@ class RequestPlan:
         """Number of requests."""
         return len(self.arrival_ns)
 
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a prompt with its answer, on average; 0 without requests."""
+        total = self.num_prefill_tokens.sum() + self.num_decode_tokens.sum()
+        return float(total) / max(self.num_requests, 1)
+
 
 def plan_requests(
     arrival_ns: Ints, num_prefill_tokens: Ints, num_decode_tokens: Ints, *, concurrency: int = 0

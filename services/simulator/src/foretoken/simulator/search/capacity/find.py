@@ -109,7 +109,7 @@ def _prepare(
     scenario: ServingScenario, plan: RequestPlan, fetch: FetchSurfaces
 ) -> PreparedDeployment:
     longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
-    return prepare_deployment(scenario, fetch, longest)
+    return prepare_deployment(scenario, fetch, longest, plan.mean_tokens)
 
 
 def _tables(deployment: PreparedDeployment) -> list[CostTables]:

@@ -77,13 +77,15 @@ def find_kv_room(
         return KvRoom(
             num_requests=np.zeros(len(batches)), reasons=(lacks,) * len(batches), verdict=ENGINE
         )
+    # A request holds most when its last token is computed.
+    length = load.prefill_mean + load.decode_mean
     planned = sorted({*(b for b in _PLANNED_BATCHES if b < batches[-1]), batches[-1]})
     tokens, reasons, block_size, bytes_per_token = [], [], 1, (0.0, 0.0)
     for batch in planned:
         scenario = kind.scenario(base, batch, limit)
         engine = scenario.resolve_engine()
         device = hardware.change_device(find_device(scenario.device))
-        memories, reason = judge_feasibility(scenario, engine, device)
+        memories, reason = judge_feasibility(scenario, engine, device, length)
         if not memories:
             return KvRoom(
                 num_requests=np.zeros(len(batches)),
@@ -98,8 +100,7 @@ def find_kv_room(
             (memory.kv_bytes_per_token, memory.window_bytes_per_token) for memory in memories
         )
         state_bytes = max(memory.state_bytes_per_request for memory in memories)
-    # A request holds most when its last token is computed, in whole blocks.
-    length = load.prefill_mean + load.decode_mean
+    # In whole blocks.
     needed = np.ceil(length / block_size) * block_size
     room = np.interp(batches, planned, tokens)
     # Even one request has to fit, the longest.

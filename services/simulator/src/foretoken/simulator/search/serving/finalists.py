@@ -221,7 +221,9 @@ def simulate_load(task: LoadTask, basis: LoadBasis) -> LoadOutcome:
     scenario = task.scenario
     known = dict(basis.surfaces)
     plan = resolve_workload(scenario.workload, scenario.slo_classes, scenario.seed)
-    deployment = prepare_deployment(scenario, known.__getitem__, basis.longest_tokens)
+    deployment = prepare_deployment(
+        scenario, known.__getitem__, basis.longest_tokens, plan.mean_tokens
+    )
     report = ServingReport(num_requests=plan.num_requests, scenario_json=encode_scenario(scenario))
     if deployment.infeasibility:
         feasibility = Feasibility(is_feasible=False, reason=deployment.infeasibility)
