@@ -13,7 +13,7 @@ from foretoken.simulator.launch.server import ServedOptions, all_servers
 
 # What a server has no option for.
 _UNSAID = {
-    "vllm": {"mixes_prefill", "receive_interval"},
+    "vllm": {"mixes_prefill", "receive_interval", "window_tokens_ratio"},
     "sglang": {"num_loras", "prefill_interval", "decode_context_parallel"},
 }
 
@@ -52,6 +52,7 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         has_expert_balancing=draw(st.booleans()),
         num_redundant_experts=draw(st.integers(0, 64)),
         decode_context_parallel=draw(degrees),
+        window_tokens_ratio=draw(st.floats(0.01, 1.0)),
         two_batch_tokens=draw(st.sampled_from([0, 2])),
         role=draw(st.sampled_from(["aggregated", "prefill", "decode"])),
         max_loras=max_loras,

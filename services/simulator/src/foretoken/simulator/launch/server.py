@@ -39,6 +39,7 @@ _RULES = (
     "num_redundant_experts",
     "two_batch_tokens",
     "decode_context_parallel",
+    "window_tokens_ratio",
 )
 _LAYOUT = ("tp", "pp", "dp", "ep", "attention_dp")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
@@ -109,6 +110,7 @@ class ServedOptions:
     num_redundant_experts: int = 0
     two_batch_tokens: int = 0
     decode_context_parallel: int = 1
+    window_tokens_ratio: float = 0.0
     role: str = "aggregated"
     max_loras: int = 0
     num_loras: int = 0

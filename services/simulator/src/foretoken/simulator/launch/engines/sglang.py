@@ -53,6 +53,8 @@ _EXCHANGES = {
     "deepep_normal": ("deepep", "normal"),
     "deepep_low_latency": ("deepep", "low_latency"),
 }
+# Source: `swa_full_tokens_ratio` of the server's arguments.
+_WINDOW_TOKENS_RATIO = 0.8
 # It splits whatever can be split.
 _FEWEST_HALVES = 2
 # Adapters in a batch where the option is left out. Source: the option's own help.
@@ -81,6 +83,12 @@ def _write_exchange(served: ServedOptions) -> Options:
 def _read_exchange(options: Options) -> Fields:
     said = (options.get("moe-a2a-backend"), options.get("deepep-mode"))
     return {"expert_exchange": invert(_EXCHANGES)[said]}
+
+
+def _write_windows(served: ServedOptions) -> Options:
+    # Rules of other engines have no pool for windows.
+    ratio = served.window_tokens_ratio
+    return {"swa-full-tokens-ratio": None if ratio in (0.0, _WINDOW_TOKENS_RATIO) else ratio}
 
 
 def _write_role(served: ServedOptions) -> Options:
@@ -195,6 +203,15 @@ class SglangEngine(ServingEngine):
             value("max_num_batched_tokens", "chunked-prefill-size"),
             switch("mixes_prefill", "enable-mixed-chunk"),
             value("receive_interval", "scheduler-recv-interval", default=1),
+            Link(
+                flags=("swa-full-tokens-ratio",),
+                write=_write_windows,
+                read=lambda options: {
+                    "window_tokens_ratio": float(
+                        options.get("swa-full-tokens-ratio", _WINDOW_TOKENS_RATIO)
+                    )
+                },
+            ),
             value("memory_utilization_ratio", "mem-fraction-static", float, default=0.0),
             word("quantization", "quantization", QUANTIZED_AT_LOAD, default=""),
             word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8_e4m3"}),
