@@ -1,4 +1,8 @@
-"""The simulator's use cases: serving and training simulations and searches as jobs."""
+"""The simulator's use cases: serving and training simulations and searches as jobs.
+
+What simulates serving, or training, is imported where a method needs it: both are half of what a
+command waits for before it begins.
+"""
 
 import threading
 import time
@@ -50,14 +54,8 @@ from foretoken.simulator.search.jobs import (
     TRAINING_KIND,
     SearchJobs,
 )
-from foretoken.simulator.serving.compilation import load_engines
-from foretoken.simulator.serving.scenario_check import check_scenario
-from foretoken.simulator.serving.simulation import SERVING_TABLES, simulate_serving
 from foretoken.simulator.statistics import SimulatorStatistics
 from foretoken.simulator.steps.pipelines.schedule import find_schedule
-from foretoken.simulator.training.memory_plan import plan_memory
-from foretoken.simulator.training.run.plan import plan_training_run
-from foretoken.simulator.training.step import simulate_training
 from foretoken.wire.result_file import take_tables
 
 
@@ -125,6 +123,8 @@ class SimulatorService(RunsJobs):
             self._results.close()
 
     def _load_engines(self) -> None:
+        from foretoken.simulator.serving.compilation import load_engines
+
         def check() -> None:
             if self._is_closing.is_set():
                 raise CancelledJobError("the service ends")
@@ -140,6 +140,8 @@ class SimulatorService(RunsJobs):
             UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
 
         """
+        from foretoken.simulator.serving.scenario_check import check_scenario
+
         check_scenario(scenario)
         return self._jobs.create("serving", lambda progress: self._simulate(scenario, progress))
 
@@ -157,6 +159,8 @@ class SimulatorService(RunsJobs):
             InvalidRequestError: no such table, or the deployment could not run.
 
         """
+        from foretoken.simulator.serving.simulation import SERVING_TABLES
+
         if not self._jobs.result(job_id, ServingReport).feasibility.is_feasible:
             raise InvalidRequestError.of_field(
                 "job_id", f"the deployment of {job_id} cannot run: there is no table of {table}"
@@ -164,6 +168,8 @@ class SimulatorService(RunsJobs):
         return open_table(self._jobs, job_id, table, SERVING_TABLES)
 
     def _simulate(self, scenario: ServingScenario, progress: JobProgress) -> ServingReport:
+        from foretoken.simulator.serving.simulation import simulate_serving
+
         started_s = time.perf_counter()
         result = simulate_serving(scenario, self._surfaces.get, progress)
         self._statistics.observe_simulation(time.perf_counter() - started_s)
@@ -209,6 +215,8 @@ class SimulatorService(RunsJobs):
     def _simulate_training(
         self, scenario: TrainingScenario, progress: JobProgress
     ) -> TrainingReport:
+        from foretoken.simulator.training.step import simulate_training
+
         report = simulate_training(scenario, self._predictor, progress)
         report, tables = take_tables(report)
         attach_tables(tables, progress)
@@ -221,6 +229,8 @@ class SimulatorService(RunsJobs):
             as `create_training_simulation`.
 
         """
+        from foretoken.simulator.training.memory_plan import plan_memory
+
         _check_hardware(scenario)
         return plan_memory(scenario)
 
@@ -243,6 +253,8 @@ class SimulatorService(RunsJobs):
             as `create_training_simulation`.
 
         """
+        from foretoken.simulator.training.run.plan import plan_training_run
+
         _check_hardware(request.scenario)
         report = plan_training_run(request, self._predictor)
         return self._results.keep_answer(TRAINING_RUN_KIND, report) if self._results else report

@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
@@ -33,17 +34,14 @@ from foretoken.simulator.cluster.routing import find_router
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_training_search
 from foretoken.simulator.results import attach_tables, fill_tables, open_table
-from foretoken.simulator.search.capacity.find import find_capacity
 from foretoken.simulator.search.context import FINALISTS, JobContext
-from foretoken.simulator.search.serving.search import ServingSearch, count_points
-from foretoken.simulator.search.training.search import count_points as count_strategies
-from foretoken.simulator.search.training.search import search_training
-from foretoken.simulator.serving.compilation import compile_engines, must_compile_any
-from foretoken.simulator.serving.scenario_check import check_scenario
-from foretoken.simulator.serving.simulation import FetchSurfaces
 from foretoken.simulator.statistics import SimulatorStatistics
 from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.wire.result_file import take_tables
+
+if TYPE_CHECKING:
+    from foretoken.simulator.search.serving.search import ServingSearch
+    from foretoken.simulator.serving.simulation import FetchSurfaces
 
 
 def schedulers_of(request: ServingSearchRequest) -> tuple[str, ...]:
@@ -70,6 +68,8 @@ def compile_in_worker(
 
 
 def _compile(_item: int, schedulers: Sequence[str]) -> None:
+    from foretoken.simulator.serving.compilation import compile_engines
+
     compile_engines(schedulers)
 
 
@@ -90,7 +90,7 @@ class SearchJobs:
         config: SimulatorConfig,
         jobs: JobRunner,
         predictor: PredictorPort,
-        fetch: FetchSurfaces,
+        fetch: "FetchSurfaces",
         statistics: SimulatorStatistics,
     ) -> None:
         self._config = config
@@ -98,9 +98,14 @@ class SearchJobs:
         self._jobs = jobs
         self._fetch = fetch
         self._predictor = predictor
-        self._search = ServingSearch(predictor)
         self._executor: Executor | None = None
         self._lock = threading.Lock()
+
+    @cached_property
+    def _search(self) -> "ServingSearch":
+        from foretoken.simulator.search.serving.search import ServingSearch
+
+        return ServingSearch(self._predictor)
 
     @property
     def handlers(self) -> Mapping[str, Resume]:
@@ -136,6 +141,8 @@ class SearchJobs:
             as `check_scenario`.
 
         """
+        from foretoken.simulator.serving.scenario_check import check_scenario
+
         request = _as_kept(request)
         check_scenario(request.scenario)
         return self._jobs.create(CAPACITY_KIND, self._capacity_work(request), request)
@@ -149,6 +156,9 @@ class SearchJobs:
             as `check_scenario`.
 
         """
+        from foretoken.simulator.search.serving.search import count_points
+        from foretoken.simulator.serving.scenario_check import check_scenario
+
         request = _as_kept(request)
         check_scenario(request.scenario)
         for device in request.space.devices:
@@ -177,6 +187,8 @@ class SearchJobs:
             InvalidRequestError: the space cannot vary the scenario.
 
         """
+        from foretoken.simulator.search.training.search import count_points
+
         request = _as_kept(request)
         _check_training_names(request)
         _check_limit(
@@ -184,7 +196,7 @@ class SearchJobs:
         )
         _check_limit(
             "points in the space",
-            count_strategies(request),
+            count_points(request),
             self._config.max_training_points,
             "training_points",
         )
@@ -230,6 +242,8 @@ class SearchJobs:
 
     def _capacity_work(self, request: CapacityRequest) -> Work:
         def work(progress: JobProgress) -> CapacityReport:
+            from foretoken.simulator.search.capacity.find import find_capacity
+
             with JobContext(self._open_executor(), progress, self._statistics) as context:
                 report = find_capacity(request, self._fetch, context)
             return echo_capacity(request, replace(report, job_id=progress.job_id))
@@ -238,6 +252,8 @@ class SearchJobs:
 
     def _serving_work(self, request: ServingSearchRequest) -> Work:
         def work(progress: JobProgress) -> ServingSearchReport:
+            from foretoken.simulator.serving.compilation import must_compile_any
+
             executor = self._open_executor()
             schedulers = schedulers_of(request)
             if request.num_finalists and must_compile_any(schedulers):
@@ -256,6 +272,8 @@ class SearchJobs:
 
     def _training_work(self, request: TrainingSearchRequest) -> Work:
         def work(progress: JobProgress) -> TrainingSearchReport:
+            from foretoken.simulator.search.training.search import search_training
+
             with JobContext(self._open_executor(), progress, self._statistics) as context:
                 report = search_training(request, self._predictor, context)
             self._statistics.observe_evaluated(report.num_legal)
