@@ -85,6 +85,16 @@ def test_an_estimate_without_a_model_does_not_wait_for_what_learns(tmp_path: Pat
     assert [0, ["duckdb"]] == json.loads(done.stderr.splitlines()[-1])
 
 
+def test_a_training_step_waits_for_nothing_of_serving(tmp_path: Path) -> None:
+    """No numba; and no pandas, which Arrow imports to tell whether a list is one of its own."""
+    words = "--no-starter simulate training docs/examples/training.yaml"
+    command = [sys.executable, "-c", _PROGRAM, "--home", str(tmp_path), *words.split()]
+    done = subprocess.run(
+        command, input=json.dumps(_HEAVY), capture_output=True, text=True, check=True
+    )
+    assert [0, ["duckdb"]] == json.loads(done.stderr.splitlines()[-1])
+
+
 def test_a_shell_completes_commands_without_importing_them() -> None:
     """A completion comes between two keys."""
     environment = {

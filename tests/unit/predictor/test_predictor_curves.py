@@ -3,6 +3,9 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import isotonic_regression
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
@@ -13,6 +16,7 @@ from foretoken.predictor.regression.curves import (
     CurveRegressor,
     fit_curve_regressor,
     has_curves,
+    pool_violators,
 )
 from foretoken.predictor.roofline import Target
 
@@ -139,3 +143,12 @@ def test_equal_measurements_make_equal_states() -> None:
 def test_only_collectives_over_groups_have_curves() -> None:
     named = {name: has_curves(find_operator(name)) for name in ("all_gather", "gemm", "send_recv")}
     assert named == {"all_gather": True, "gemm": False, "send_recv": True}
+
+
+@given(st.lists(st.floats(-10.0, 10.0), max_size=30))
+def test_neighbours_that_fall_are_pooled_as_scipy_does(values: list[float]) -> None:
+    found = pool_violators(np.array(values))
+
+    expected = isotonic_regression(values).x if values else []
+    assert pytest.approx(list(expected), abs=1e-12) == found.tolist()
+    assert (np.diff(found) >= 0.0).all()

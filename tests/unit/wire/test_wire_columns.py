@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,12 @@ from foretoken.domain.measurements.estimate import (
     Phase,
 )
 from foretoken.domain.results.report import RequestColumns, ServingReport
-from foretoken.domain.results.training_report import MemoryColumns, SpanColumns, TrainingReport
+from foretoken.domain.results.training_report import (
+    SPAN_KINDS,
+    MemoryColumns,
+    SpanColumns,
+    TrainingReport,
+)
 from foretoken.domain.schema import field_types
 from foretoken.wire import codec, columns, ipc
 from foretoken.wire.arrow import rows_to_table
@@ -269,3 +274,58 @@ def test_damaged_bytes_are_read_or_refused(content: bytes) -> None:
     ):
         with contextlib.suppress(InvalidRequestError):
             read(content)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mixed:
+    """A column of each kind."""
+
+    num_tokens: object
+    ratio: object
+    is_met: object
+    device: object
+    kind: object
+
+
+@pytest.mark.parametrize("as_given", [np.asarray, list, tuple])
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(2**40), 2**40),
+            st.floats(allow_nan=False),
+            st.booleans(),
+            st.sampled_from(["", "a30", "h200_sxm", "zwölf"]),
+            st.integers(0, len(SPAN_KINDS) - 1),
+        ),
+        max_size=20,
+    ),
+    st.integers(0, 20),
+)
+def test_columns_are_those_that_arrow_would_make(
+    as_given: Callable[[list[object]], object],
+    rows: list[tuple[object, ...]],
+    cut: int,
+) -> None:
+    """As arrays, lists or tuples; read in one piece, in pieces and from the middle."""
+    given_columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * 5
+    whole, real, truth, text, word = given_columns
+    expected = pa.table(
+        {
+            "num_tokens": pa.array(whole, pa.int64()),
+            "ratio": pa.array(real, pa.float64()),
+            "is_met": pa.array(truth, pa.bool_()),
+            "device": pa.array(text, pa.dictionary(pa.int32(), pa.string())),
+            "kind": pa.DictionaryArray.from_arrays(pa.array(word, pa.int8()), list(SPAN_KINDS)),
+        }
+    )
+
+    made = ipc.record_to_table(_Mixed(*map(as_given, given_columns)))
+
+    made.validate(full=True)
+    assert expected.equals(made)
+    for table in (made, pa.concat_tables([made.slice(0, cut), made.slice(cut)]), made.slice(cut)):
+        read = ipc.table_to_record(table, _Mixed)
+        kinds = [SPAN_KINDS.index(name) for name in table["kind"].to_pylist()]
+        for name in ("num_tokens", "ratio", "is_met", "device"):
+            assert table[name].to_pylist() == getattr(read, name).tolist()
+        assert kinds == np.asarray(read.kind).tolist()

@@ -1,7 +1,7 @@
 """Arrow IPC bytes: tables to pieces of a stream and back, columns to Arrow and back."""
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -198,26 +198,87 @@ def _names_of(cls: type) -> list[str]:
 
 def _to_arrow(name: str, column: Any) -> pa.Array:
     if name in _NAMES:
-        numbers = pa.array(column, pa.int8())
-        return pa.DictionaryArray.from_arrays(numbers, pa.array(_NAMES[name], pa.string()))
+        return pa.DictionaryArray.from_arrays(_numbers(column, pa.int8()), _words(_NAMES[name]))
     if name in _TEXTS:
-        return pa.array(column, _ENTRIES)
+        return _entries(column)
     if name.startswith("is_") or name in _TRUTHS:
-        return pa.array(column, pa.bool_())
+        return _numbers(column, pa.bool_())
     is_whole = name.startswith("num_") or name in _WHOLE
-    return pa.array(column, pa.int64() if is_whole else pa.float64())
+    return _numbers(column, pa.int64() if is_whole else pa.float64())
+
+
+# `pa.array` imports pandas to ask whether a column is one of its own, which takes longer than all
+# else a small answer needs of Arrow. What is plain is put together without it.
+_PLAIN: Mapping[pa.DataType, tuple[type[np.generic], str]] = {
+    pa.int8(): (np.int8, "i"),
+    pa.int64(): (np.int64, "i"),
+    pa.float64(): (np.float64, "if"),
+    pa.bool_(): (np.bool_, "b"),
+}
+
+
+def _numbers(column: Any, kind: pa.DataType) -> pa.Array:
+    """Return numbers or truths; without a copy where they are an array of that kind."""
+    dtype, kinds = _PLAIN[kind]
+    values = np.asarray(column)
+    if values.size and values.dtype.kind not in kinds:
+        return pa.array(column, kind)
+    values = np.ascontiguousarray(values, dtype=dtype)
+    bits = np.packbits(values, bitorder="little") if kind == pa.bool_() else values
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(bits)])
+
+
+def _entries(column: Sequence[str]) -> pa.Array:
+    """Return texts as places in a dictionary of them, in the order in which they first come."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(column))}
+    if not all(isinstance(text, str) for text in places):
+        return pa.array(column, _ENTRIES)
+    codes = np.fromiter((places[text] for text in column), np.int32, len(column))
+    indices = pa.Array.from_buffers(pa.int32(), len(codes), [None, pa.py_buffer(codes)])
+    return pa.DictionaryArray.from_arrays(indices, _words(list(places)))
+
+
+def _words(texts: Sequence[str]) -> pa.Array:
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(
+        len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))
+    )
 
 
 def _from_arrow(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
     if name in _NAMES:
-        known = pa.array(_NAMES[name], pa.string())
         # Takes as long to import as all else of Arrow, and few tables have words for numbers.
         import pyarrow.compute as pc
 
-        column = pc.index_in(column.cast(pa.string()), value_set=known)
-    elif name in _TEXTS:
+        column = pc.index_in(column.cast(pa.string()), value_set=_words(_NAMES[name]))
+    elif name in _TEXTS and (column.type != _ENTRIES or column.null_count):
         column = column.cast(pa.string())
-    return np.asarray(column.to_numpy())
+    if column.null_count or not column.num_chunks or column.type not in _READERS:
+        return np.asarray(column.to_numpy())
+    parts = [_READERS[column.type](chunk) for chunk in column.chunks]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _read_truths(chunk: pa.Array) -> npt.NDArray[Any]:
+    bits = np.frombuffer(chunk.buffers()[1], np.uint8)
+    end = chunk.offset + len(chunk)
+    return np.unpackbits(bits, count=end, bitorder="little")[chunk.offset :].view(np.bool_)
+
+
+def _read_entries(chunk: pa.Array) -> npt.NDArray[Any]:
+    texts = np.array(chunk.dictionary.to_pylist(), dtype=object)
+    return np.asarray(texts[np.from_dlpack(chunk.indices)])
+
+
+# Columns without gaps; `to_numpy` imports pandas, too.
+_READERS: Mapping[pa.DataType, Callable[[pa.Array], npt.NDArray[Any]]] = {
+    pa.int32(): np.from_dlpack,
+    pa.int64(): np.from_dlpack,
+    pa.float64(): np.from_dlpack,
+    pa.bool_(): _read_truths,
+    _ENTRIES: _read_entries,
+}
 
 
 class _Pending:

@@ -7,6 +7,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from foretoken.catalog.artifacts.spool import Spool
@@ -186,12 +187,21 @@ def delete_content(cursor: duckdb.DuckDBPyConnection, kind: str, name: str) -> N
 def _chunks(artifact: Artifact, spool: Spool) -> Iterator[pa.RecordBatch]:
     first_byte = 0
     for group in spool.pieces(_GROUP_ROWS * _PIECE_BYTES):
-        starts = range(0, len(group), _PIECE_BYTES)
-        columns = {
-            "kind": [artifact.kind] * len(starts),
-            "name": [artifact.name] * len(starts),
-            "first_byte": [first_byte + start for start in starts],
-            "content": [group[start : start + _PIECE_BYTES] for start in starts],
-        }
-        yield pa.RecordBatch.from_pydict(columns, schema=_CHUNK_SCHEMA)
+        starts = np.arange(0, len(group), _PIECE_BYTES)
+        ends, count = np.append(starts, len(group)).astype(np.int32), len(starts)
+        # Of lists and texts Arrow looks for pandas first, a fifth of a second to import.
+        first_bytes, pieces = pa.py_buffer(starts + first_byte), pa.py_buffer(ends)
+        columns = [
+            _repeat(artifact.kind, count),
+            _repeat(artifact.name, count),
+            pa.Array.from_buffers(pa.int64(), count, [None, first_bytes]),
+            pa.Array.from_buffers(pa.binary(), count, [None, pieces, pa.py_buffer(group)]),
+        ]
+        yield pa.RecordBatch.from_arrays(columns, schema=_CHUNK_SCHEMA)
         first_byte += len(group)
+
+
+def _repeat(text: str, count: int) -> pa.StringArray:
+    encoded = text.encode()
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(encoded))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(encoded * count))

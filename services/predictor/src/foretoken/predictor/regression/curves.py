@@ -163,10 +163,8 @@ def _all_sizes(call: Design) -> Design:
 
 def _rise(latency_log: FloatColumn, low: int, high: int) -> FloatColumn:
     """Return the nearest curve that never falls; what lies outside the places does not move it."""
-    from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
-
     below, inside, above = np.split(latency_log, [low, high])
-    inside = isotonic_regression(inside).x
+    inside = pool_violators(inside)
     return np.concatenate(
         [
             np.minimum.accumulate(np.append(below, inside[0])[::-1])[:0:-1],
@@ -174,6 +172,25 @@ def _rise(latency_log: FloatColumn, low: int, high: int) -> FloatColumn:
             np.maximum.accumulate(np.append(inside[-1], above))[1:],
         ]
     )
+
+
+def pool_violators(values: FloatColumn) -> FloatColumn:
+    """Return the nearest values that never fall: neighbours that do have their mean.
+
+    Source: Ayer et al. (1955), "An empirical distribution function for sampling with incomplete
+    information". scipy has it too, and takes a tenth of a second to import.
+    """
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values.tolist():
+        mean, count = value, 1
+        while means and means[-1] >= mean:
+            before = counts.pop()
+            mean = (means.pop() * before + mean * count) / (before + count)
+            count += before
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(means, counts)
 
 
 def _places(points: IntColumn) -> Matrix:
