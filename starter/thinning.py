@@ -9,50 +9,69 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, all_engines, find_engine
+from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.predictor.software import Relation, parse_software
 from foretoken.predictor.training_rows import Series, SeriesKey
 
-# The share of a series' points that is kept, at least `_MIN_POINTS` of them. Source:
-# tests/benchmarks/bench_starter.py, whose errors on points left out are within a tenth of those of
-# models of all points, but for windowed decode (1.16) and experts of a rank (1.24), which have the
-# rows that fit.
+# The share of a series' points that is kept where not all are, at least `_MIN_POINTS` of them.
+# Source: tests/benchmarks/bench_starter.py, whose errors on points left out are within a tenth of
+# those of models of all points. All of a lattice compress to little more than two thirds of it.
 _SHARES: Mapping[str, float] = {
     "gemm": 0.28,
-    "attention_decode": 0.5,
-    "attention_decode_window": 0.6,
-    "attention_prefill": 0.6,
-    "attention_prefill_window": 0.6,
-    "moe_experts": 0.8,
-    "moe_local_experts": 0.33,
+    "attention_decode": 0.8,
+    "attention_prefill": 0.8,
 }
-_MIN_POINTS = 1_500
+_MIN_POINTS = 2_000
+# In how many ways a run of points is sampled: those of one way are alike, and compress.
+_NUM_PATTERNS = 2
 # Multiples of it, modulo one, fill the interval evenly and never repeat.
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+# Of how tokens may be routed to experts, what is between the two that are kept.
+_BETWEEN = "power_law_1.01"
 # A version that has less than this part of the points of the fullest one does not replace it.
 _FULL_SHARE = 0.5
 
 
 def choose_points(series: Series) -> npt.NDArray[np.int64]:
-    """Return the rows of a series that are kept, ascending: its corners, and an even sample.
-
-    Points lie in the order of their dimensions, on a lattice; a step that is no ratio of whole
-    numbers leaves no size of it out, as every second or third point would.
-    """
-    points = series.points
+    """Return the rows of a series that are kept, ascending."""
     share = max(_SHARES.get(series.key.operator, 1.0), _MIN_POINTS / series.num_points)
-    is_kept = np.arange(series.num_points) * _GOLDEN % 1.0 < share
+    return sample(series.points, share)
+
+
+def sample(points: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.int64]:
+    """Return rows of points in the order of their dimensions: corners, and an even sample.
+
+    Points lie on a lattice; a step that is no ratio of whole numbers leaves no size of it out, as
+    every second or third point would.
+    """
+    starts = _find_runs(points)
+    rows = np.arange(len(points))
+    run = np.searchsorted(starts, rows, side="right") - 1
+    places = (rows - starts[run]) * _GOLDEN + run % _NUM_PATTERNS / _NUM_PATTERNS
     is_end = (points == points.min(axis=0)) | (points == points.max(axis=0))
-    return np.flatnonzero(is_kept | is_end.all(axis=1))
+    return np.flatnonzero((places % 1.0 < share) | is_end.all(axis=1))
+
+
+def _find_runs(points: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return where rows begin that share their first dimensions: about as many as they are long."""
+    is_new = np.arange(len(points)) == 0
+    found = []
+    for column in points.T:
+        is_new = is_new | (np.diff(column, prepend=column[0]) != 0)
+        found.append(np.flatnonzero(is_new))
+    return min(found, key=lambda starts: abs(math.log(len(starts) ** 2 / len(points))))
 
 
 def choose_software(sizes: Mapping[SeriesKey, int]) -> set[SeriesKey]:
     """Return the series that are kept: of each engine the newest version that a profile covers.
 
     Also that of the default profile, and where no profile covers any, the newest. A library of
-    collectives has no profile.
+    collectives has no profile. Experts are kept as in a balanced batch and as in the most uneven.
     """
     groups: dict[tuple[SeriesKey, str], list[SeriesKey]] = {}
     for key in sizes:
+        if parse_variant(key.variant).get("routing") == _BETWEEN:
+            continue
         alike = replace(key, framework=""), parse_software(key.framework).name
         groups.setdefault(alike, []).append(key)
     kept: set[SeriesKey] = set()

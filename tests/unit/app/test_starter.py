@@ -22,7 +22,17 @@ from foretoken.simulator.validation.published_run import AskedRun, find_nearest
 
 _DATA = Path(__file__).resolve().parents[3] / "starter" / "src" / "foretoken_starter" / "data"
 _GPUS = {"a100_sxm_80", "b200", "h100_sxm", "h200_sxm", "l40s", "rtx_pro_6000"}
-_NEWEST_PROFILE = "vllm-0.20"
+_NEWEST_PROFILE = "vllm-0.28"
+# Blocks of the models after DeepSeek-V3, and those that both phases have.
+_TODAYS = {"mhc_pre", "mhc_post", "encoder_attention"} | {
+    f"{name}_{phase}{form}"
+    for phase in ("prefill", "decode")
+    for form, names in {
+        "_module": ("mla", "dsa", "compressed_attention", "msa"),
+        "": ("gated_delta", "kda", "causal_conv"),
+    }.items()
+    for name in names
+}
 
 Run = Callable[..., Result]
 
@@ -101,13 +111,29 @@ def test_the_index_covers_every_row_of_every_file_once(series: StarterSeries) ->
 def test_it_knows_the_newest_software_of_six_gpus(series: StarterSeries) -> None:
     """GEMM of every GPU under each engine; on the H200 as the newest profile's own."""
     gemm = [key for key in series if key.operator == "gemm" and key.framework]
-    assert _GPUS == {key.device for key in gemm}
+    assert _GPUS == {key.device for key in gemm} - {"b300"}
     engines = {key.framework.partition(" ")[0] for key in gemm if key.device == "h200_sxm"}
     assert {"vllm", "sglang", "trtllm"} == engines
     wanted = parse_software(find_engine(_NEWEST_PROFILE).software)
     related = {wanted.relate(key.framework, "gemm")[0] for key in gemm if "vllm" in key.framework}
     assert Relation.SAME in related
     assert find_engine(DEFAULT_PROFILE).engine in engines
+
+
+@pytest.mark.parametrize("device", ["h100_sxm", "h200_sxm", "b200"])
+def test_it_knows_the_blocks_of_todays_models(device: str, series: StarterSeries) -> None:
+    """Of vLLM at least."""
+    own = {key.operator for key in series if key.device == device and "vllm" in key.framework}
+    assert set() == _TODAYS - own
+
+
+def test_of_the_same_chip_it_has_what_the_other_does_not_tell(series: StarterSeries) -> None:
+    """Collectives of a B300 and GB200, and the B300's FP4; all else is a B200's."""
+    found = {
+        device: {key.dtype for key in series if key.device == device}
+        for device in ("b300", "gb200")
+    }
+    assert {"b300": {"", "fp4"}, "gb200": {""}} == found
 
 
 def test_typical_efficiencies_are_of_this_revision() -> None:

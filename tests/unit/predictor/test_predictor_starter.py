@@ -1,5 +1,6 @@
 """A starter catalog answers where nothing was measured, and steps back where something was."""
 
+import gzip
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -147,5 +148,5 @@ def test_points_are_those_of_their_rows(starter: Path, tmp_path: Path) -> None:
 def test_a_folder_without_an_index_is_no_starter(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="no starter catalog"):
         StarterSeries(tmp_path, tmp_path, PredictorConfig(state_folder=""))
-    (tmp_path / INDEX_NAME).write_text("[]", encoding="utf-8")
+    (tmp_path / INDEX_NAME).write_bytes(gzip.compress(b"[]"))
     assert {} == StarterSeries(tmp_path, tmp_path, PredictorConfig(state_folder="")).heads

@@ -6,6 +6,7 @@ of the starter answers where own ones have none of the same circumstances.
 """
 
 import dataclasses
+import gzip
 import hashlib
 import json
 import logging
@@ -32,7 +33,7 @@ from foretoken.predictor.transfer import TransferModel
 
 _log = logging.getLogger(__name__)
 
-INDEX_NAME = "_series.json"
+INDEX_NAME = "_series.json.gz"
 PRIOR_NAME = "_prior.models"
 # What the version of models that have measurements of the starter ends in.
 NAME = "starter"
@@ -57,7 +58,7 @@ def write_index(folder: Path, entries: Sequence[StarterEntry]) -> None:
         [*dataclasses.astuple(entry.key), list(entry.kernels), *_place(entry)] for entry in entries
     ]
     text = ",\n".join(json.dumps(row) for row in rows)
-    (folder / INDEX_NAME).write_text(f"[\n{text}\n]\n", encoding="utf-8")
+    (folder / INDEX_NAME).write_bytes(gzip.compress(f"[\n{text}\n]\n".encode(), mtime=0))
 
 
 def _place(entry: StarterEntry) -> tuple[int, float, str, int]:
@@ -77,7 +78,7 @@ def _read_index(folder: Path) -> tuple[Mapping[SeriesKey, StarterEntry], str]:
         reason = f"{folder} is no starter catalog: {err.strerror}"
         raise InvalidRequestError.of_field("predictor.starter", reason) from err
     entries = {}
-    for *names, kernels, num_points, noise_log, file, first in json.loads(content):
+    for *names, kernels, num_points, noise_log, file, first in json.loads(gzip.decompress(content)):
         entries[SeriesKey(*names)] = StarterEntry(
             key=SeriesKey(*names),
             kernels=tuple(kernels),
