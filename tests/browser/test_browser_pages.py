@@ -98,6 +98,7 @@ _VIEWS = (
     "/compare?run={quick}&run={whole}",
     "/catalog",
     "/catalog/sql?q=select+1+as+one",
+    "/validate",
     "/sign-in",
     "/answers/no-such",
 )

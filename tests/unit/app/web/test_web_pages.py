@@ -16,6 +16,7 @@ from web_client import Answer, WebClient, serve_home
 from foretoken.app.config import ServerConfig
 from foretoken.app.web.pages import VIEWS
 
+_EXAMPLES = Path(__file__).resolve().parents[4] / "docs" / "examples"
 _SERVICES = ("catalog", "predictor", "simulator")
 _QUESTION = {
     "model": "llama-3.1-8b",
@@ -118,6 +119,8 @@ def test_the_answer_is_to_be_deployed_and_simulated_alone(
     assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
     assert f"/results/{job_id}" == web.get(started.headers["Location"]).headers["Location"]
     assert b"<iframe" in web.get(f"/results/{job_id}").body
+    assert [] != web.get(f"/results/{job_id}/trace").json["traceEvents"]
+    assert 400 == web.get(f"/results/{whole}/trace").status
 
 
 def test_a_report_runs_what_is_written_in_it_and_nothing_else(
@@ -235,3 +238,35 @@ def test_files_of_the_program_are_kept_by_browsers(web: WebClient) -> None:
     assert "immutable" in sent.headers["Cache-Control"]
     assert "text/css; charset=utf-8" == sent.headers["Content-Type"]
     assert 404 == web.get("/static/0/no.js").status
+
+
+def _validate(web: WebClient, content: str, **fields: str) -> Answer:
+    given = {"model": "llama-3.1-8b", "device": "h100_sxm", "tp": "1", **fields}
+    parts = [f'Content-Disposition: form-data; name="{k}"\r\n\r\n{v}' for k, v in given.items()]
+    file = 'Content-Disposition: form-data; name="measured"; filename="run.csv"'
+    parts.append(f"{file}\r\nContent-Type: text/csv\r\n\r\n{content}")
+    body = "".join(f"--edge\r\n{part}\r\n" for part in parts) + "--edge--\r\n"
+    return web.send("POST", "/validate", body, Content_Type="multipart/form-data; boundary=edge")
+
+
+def test_a_measured_run_is_set_against_its_simulation(web: WebClient) -> None:
+    measured = (_EXAMPLES / "measured-requests.csv").read_text("utf-8")
+    page = _validate(web, measured)
+    assert (200, b"measured and simulated" in page.body) == (page.status, True)
+    assert "'sha256-" in page.headers["Content-Security-Policy"]
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "said"),
+    [
+        ("", {}, "choose the file"),
+        ("no,run\n1,2\n", {}, "run.csv"),
+        ("arrival_s,input_tokens,output_tokens\n0,8,8\n", {"model": "/etc/hostname"}, "no preset"),
+        ("arrival_s,input_tokens,output_tokens\n0,8,8\n", {"tp": "two"}, "not a whole number"),
+    ],
+)
+def test_a_run_that_cannot_be_read_is_refused(
+    web: WebClient, content: str, fields: dict[str, str], said: str
+) -> None:
+    page = _validate(web, content, **fields)
+    assert (400, True) == (page.status, said in html.unescape(page.body.decode()))

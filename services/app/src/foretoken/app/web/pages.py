@@ -14,8 +14,8 @@ from foretoken import __version__
 from foretoken.app.web.callers import COOKIE, Callers, peer_of
 from foretoken.app.web.calls import Caller, Calls
 from foretoken.app.web.problem import HttpRefusal, describe_problem
-from foretoken.app.web.views import answer, ask, compare, datasets, jobs, results
-from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
+from foretoken.app.web.views import answer, ask, compare, datasets, jobs, results, validate
+from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit
 from foretoken.domain.errors import UnauthenticatedError
 
 View = Callable[[Visit], Shown | Redirect | Sent]
@@ -37,10 +37,13 @@ VIEWS: Mapping[str, View] = {
     "GET /results/{job}": results.show_one,
     "GET /results/{job}/report": results.send_report,
     "GET /results/{job}/file": results.send_file,
+    "GET /results/{job}/trace": results.send_trace,
     "GET /compare": compare.show,
     "GET /compare/report": compare.send_report,
     "GET /catalog": datasets.show,
     "GET /catalog/sql": datasets.show_sql,
+    "GET /validate": validate.show,
+    "POST /validate": validate.compare,
 }
 _NAV: Final = (
     ("/", "Ask"),
@@ -49,9 +52,10 @@ _NAV: Final = (
     ("/results", "Results"),
     ("/compare", "Compare"),
     ("/catalog", "Catalog"),
+    ("/validate", "Validate"),
 )
 _MEDIA: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_FORM: Final = "application/x-www-form-urlencoded"
+_FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data")
 _YEAR_S: Final = 31_536_000
 
 
@@ -144,15 +148,21 @@ class Pages:
     async def _visit(self, request: web.Request) -> Visit:
         caller = Caller(self._callers.find(request), peer_of(request))
         form: dict[str, list[str]] = {}
+        uploads: dict[str, Upload] = {}
         if request.method == "POST":
-            if request.content_type != _FORM:
-                raise HttpRefusal(415, "CONTENT_TYPE", f"pages take {_FORM}")
-            form = parse_qs((await request.read()).decode(errors="replace"), keep_blank_values=True)
+            if request.content_type not in _FORMS:
+                raise HttpRefusal(415, "CONTENT_TYPE", f"pages take {' or '.join(_FORMS)}")
+            for name, value in (await request.post()).items():
+                if isinstance(value, web.FileField):
+                    uploads[name] = Upload(value.filename, value.file.read())
+                elif isinstance(value, str):
+                    form.setdefault(name, []).append(value)
         return Visit(
             path=request.path,
             query={key: request.query.getall(key) for key in request.query},
             place=dict(request.match_info),
             form=form,
+            uploads=uploads,
             caller=caller,
             access=self._callers.access,
             offered=self._calls.offered,

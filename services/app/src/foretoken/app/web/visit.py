@@ -35,6 +35,14 @@ class GuardedPort:
         return call
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that was posted."""
+
+    name: str
+    content: bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Visit:
     """What a page is made of; `place` holds the parts of its path, `form` what was posted."""
@@ -43,6 +51,7 @@ class Visit:
     query: Mapping[str, list[str]]
     place: Mapping[str, str]
     form: Mapping[str, list[str]]
+    uploads: Mapping[str, Upload]
     caller: Caller
     access: Access
     offered: OfferedServices

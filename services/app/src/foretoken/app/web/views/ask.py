@@ -69,16 +69,16 @@ def ask_serving(visit: Visit) -> Shown | Redirect:
             whole = visit.simulator.create_serving_search(request)
             target += "?" + urlencode({"simulation": whole.job_id})
     except InvalidRequestError as err:
-        return _show_serving(given, _problems(err), is_whole=True, status=400)
+        return _show_serving(given, find_problems(err), is_whole=True, status=400)
     except ForetokenError as err:
-        if err.reason not in _FORM_REASONS:
+        if err.reason not in FORM_REASONS:
             raise
         return _show_serving(given, {"": err.message}, is_whole=True, status=400)
     return Redirect(target)
 
 
 # What a form can be corrected for.
-_FORM_REASONS = {"UNKNOWN_MODEL", "UNKNOWN_DEVICE", "UNKNOWN_PLUGIN", "SEARCH_TOO_LARGE"}
+FORM_REASONS = {"UNKNOWN_MODEL", "UNKNOWN_DEVICE", "UNKNOWN_PLUGIN", "SEARCH_TOO_LARGE"}
 
 
 def read_serving_request(given: Mapping[str, str]) -> ServingSearchRequest:
@@ -90,7 +90,7 @@ def read_serving_request(given: Mapping[str, str]) -> ServingSearchRequest:
 
     """
     question = search_serving.QuestionOptions(
-        model=_model_text(given), **_SERVING.answers(search_serving.QuestionOptions, given).read()
+        model=model_text(given), **_SERVING.answers(search_serving.QuestionOptions, given).read()
     )
     targets = search_serving.TargetOptions(
         **_SERVING.answers(search_serving.TargetOptions, given).read()
@@ -111,9 +111,9 @@ def ask_training(visit: Visit) -> Shown | Redirect:
     try:
         job = visit.simulator.create_training_search(read_training_request(given))
     except InvalidRequestError as err:
-        return _show_training(given, _problems(err), is_whole=True, status=400)
+        return _show_training(given, find_problems(err), is_whole=True, status=400)
     except ForetokenError as err:
-        if err.reason not in _FORM_REASONS:
+        if err.reason not in FORM_REASONS:
             raise
         return _show_training(given, {"": err.message}, is_whole=True, status=400)
     return Redirect(f"/jobs/simulator/{job.job_id}")
@@ -122,7 +122,7 @@ def ask_training(visit: Visit) -> Shown | Redirect:
 def read_training_request(given: Mapping[str, str]) -> TrainingSearchRequest:
     """Return the training search of a form; see `read_serving_request`."""
     question = search_training.QuestionOptions(
-        model=_model_text(given), **_TRAINING.answers(search_training.QuestionOptions, given).read()
+        model=model_text(given), **_TRAINING.answers(search_training.QuestionOptions, given).read()
     )
     answers = _TRAINING.answers(TrainingSearchRequest, given)
     return search_training.build_training_request(
@@ -130,7 +130,7 @@ def read_training_request(given: Mapping[str, str]) -> TrainingSearchRequest:
     )
 
 
-def _model_text(given: Mapping[str, str]) -> str:
+def model_text(given: Mapping[str, str]) -> str:
     """Return the preset's name, or the text of a `config.json`; no file of this machine."""
     text = given.get(_CONFIG, "").strip()
     if text:
@@ -172,7 +172,7 @@ def _names() -> dict[str, Any]:
     }
 
 
-def _problems(error: InvalidRequestError) -> dict[str, str]:
+def find_problems(error: InvalidRequestError) -> dict[str, str]:
     """Return what is wrong by the field of the form; under "" what no field is to blame for."""
     found: dict[str, str] = {}
     for violation in error.violations:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -9,8 +10,12 @@ from typing import Final
 from foretoken.app.presentation import describe, render_page
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
 from foretoken.client.results import export_result, find_result, list_results, read_result
-from foretoken.domain.errors import UnknownJobError
+from foretoken.domain.errors import InvalidRequestError, UnknownJobError
+from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport, KeptResult
+from foretoken.domain.results.training_report import TrainingReport
+from foretoken.simulator.report import serving_trace, trace
+from foretoken.wire.arrow import read_table
 
 _SEARCH: Final = "serving-search"
 _INLINE: Final = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", re.DOTALL)
@@ -37,7 +42,11 @@ def show_one(visit: Visit) -> Shown | Redirect:
     result, report = read(visit, visit.place["job"])
     if result.kind == _SEARCH:
         return Redirect(f"/answers/{result.job_id}")
-    content = {"result": result, "report": report, "line": describe(report)}
+    content = {
+        "result": result,
+        "line": describe(report),
+        "has_trace": isinstance(report, ServingReport | TrainingReport),
+    }
     return Shown(template="result.html", content=content)
 
 
@@ -52,6 +61,29 @@ def send_file(visit: Visit) -> Sent:
     result = find_result(visit.catalog, visit.place["job"])
     content = export_result(visit.catalog, result.job_id)
     return Sent(body=content, media="application/zip", file_name=f"{result.job_id}.zip")
+
+
+def send_trace(visit: Visit) -> Sent:
+    """Send what a simulation did over time, as Perfetto and chrome://tracing read it.
+
+    Raises:
+        InvalidRequestError: the result is of no simulation.
+        UnknownJobError: the steps of a deployment are kept by its service alone, which has not.
+
+    """
+    result, report = read(visit, visit.place["job"])
+    if isinstance(report, TrainingReport):
+        content = trace.chrome_trace(report)
+    elif isinstance(report, ServingReport):
+        steps, requests = (
+            read_table(visit.simulator.read_serving_table(result.job_id, name))
+            for name in ("steps", "requests")
+        )
+        content = serving_trace.chrome_trace(steps, requests)
+    else:
+        raise InvalidRequestError.of_field("job", f"a {result.kind} has no trace")
+    body = json.dumps(content).encode()
+    return Sent(body=body, media="application/json", file_name=f"{result.job_id}-trace.json")
 
 
 def read(visit: Visit, name: str) -> tuple[KeptResult, AnyReport]:
