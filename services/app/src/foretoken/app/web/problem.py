@@ -9,7 +9,12 @@ from typing import Any, Final
 import grpc
 from aiohttp import web
 
-from foretoken.domain.errors import ForetokenError, InvalidRequestError, ServerBusyError
+from foretoken.domain.errors import (
+    ForetokenError,
+    InvalidRequestError,
+    ServerBusyError,
+    StorageFullError,
+)
 from foretoken.wire.errors import STATUS_BY_ERROR
 from foretoken.wire.message_json import MessageType, name_as_written
 
@@ -31,7 +36,7 @@ _HTTP_STATUS: Mapping[grpc.StatusCode, int] = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-_INTERNAL: Final = 500
+_INTERNAL, _NO_ROOM = 500, 507
 
 
 class HttpRefusal(Exception):  # noqa: N818 - an answer, not a fault of ours
@@ -57,7 +62,7 @@ def describe_problem(error: Exception, request: MessageType | None = None) -> di
         )
     code = next(STATUS_BY_ERROR[cls] for cls in type(error).__mro__ if cls in STATUS_BY_ERROR)
     document: dict[str, Any] = {
-        "status": _HTTP_STATUS.get(code, _INTERNAL),
+        "status": _status_of(error, code),
         "reason": error.reason,
         "detail": error.message,
     }
@@ -78,6 +83,12 @@ def describe_problem(error: Exception, request: MessageType | None = None) -> di
     if isinstance(error, ServerBusyError):
         document["retry_after_s"] = error.retry_after_s
     return document
+
+
+def _status_of(error: ForetokenError, code: grpc.StatusCode) -> int:
+    # Asking again later, as the status of gRPC invites to, would not help.
+    is_full = isinstance(error, StorageFullError)
+    return _NO_ROOM if is_full else _HTTP_STATUS.get(code, _INTERNAL)
 
 
 def answer_problem(error: Exception, request: MessageType | None = None) -> web.Response:
