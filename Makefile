@@ -220,6 +220,10 @@ bench-training-search: setup ## training strategies per second, partition times,
 bench-search: setup ## searches: best deployments, capacity, scaling, beside measured rows and other tools (minutes)
 	@for script in $(SEARCH_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
+.PHONY: bench-models
+bench-models: setup ## all current models: parameters, bytes, fit, a decoding step and what of it is measured (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_models.py --operators $(if $(DEVICE),--device $(DEVICE))
+
 .PHONY: bench-accuracy
 bench-accuracy: setup ## the predictor's errors by operator and split, beside its peers (minutes)
 	@PYTHONPATH=tests/benchmarks $(BIN)/python -m accuracy $(ACCURACY_ARGS)
