@@ -54,12 +54,27 @@ def test_own_rows_answer_before_more_rows_of_others(
 ) -> None:
     service = make_predictor([*_gemms(2.0, "vllm", "0.19.0", 24), *_gemms(1.5, "sglang", "0.5.14")])
     train(service)
-    assert [1.5] == _slowdowns(_ask(service))
+    assert [2.0] == _slowdowns(_ask(service))
     own = _ask(service, preferred_framework="vllm 0.19")
     assert [2.0] == _slowdowns(own)
     assert [Provenance.MEASURED.value] == own.provenance.tolist()
     assert "" == own.other_framework
     assert "vllm 0.19.0" in own.basis
+
+
+def test_where_no_software_is_said_one_answers_and_is_kept_to(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """VLLM's newest version, though there are more rows of others; without vLLM all together."""
+    others = [*_gemms(1.5, "sglang", "0.5.14"), *_gemms(1.7, "trtllm", "1.3.0")]
+    few = [*_gemms(2.0, "vllm", "0.19.0", 24), *_gemms(3.0, "vllm", "0.24.0", 24)]
+    service = make_predictor([*few, *others])
+    train(service)
+    assert [3.0] == _slowdowns(_ask(service))
+    without = make_predictor(others)
+    train(without)
+    (together,) = _slowdowns(_ask(without))
+    assert 1.5 <= together <= 1.7
 
 
 def test_the_nearest_version_answers_before_other_software(
