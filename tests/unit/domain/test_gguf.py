@@ -20,6 +20,10 @@ from gguf_files import (
 )
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.lowering.graph import BatchShape
+from foretoken.domain.lowering.lower import lower_forward
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.description import describe_model
 from foretoken.domain.models.gguf_file import read_gguf
 from foretoken.domain.models.load import load_model
@@ -65,6 +69,17 @@ def test_a_llama_is_read_with_its_tensors_as_they_are_stored(tmp_path: Path) -> 
     # Norms are held in 32 bits and counted in 16.
     num_bytes = sum(tensor.num_bytes for tensor in held) - 5 * 256 * 2
     assert pytest.approx(num_bytes, rel=1e-4) == describe_model(model).num_bytes
+
+
+def test_what_is_served_holds_the_bytes_of_the_file(tmp_path: Path) -> None:
+    tensors = {**_dense(Q4_K, v=Q6_K), "output.weight": ((256, 1024), Q6_K)}
+    model = load_model(write_gguf(tmp_path / "a.gguf", under("llama", decoder_keys()), tensors))
+    options = LoweringOptions(dtype=DType.BF16, quantization=model.quantization)
+    nodes = lower_forward(model, BatchShape(num_tokens=8, num_output_rows=8), options)
+    held = sum(node.weights_bytes for node in nodes)
+    assert pytest.approx(describe_model(model).num_bytes, rel=1e-6) == held
+    variants = {node.role: node.variant for node in nodes if node.operator == "gemm"}
+    assert ("quant=int4_wo", "quant=int8_wo") == (variants["mlp_up_proj"], variants["lm_head"])
 
 
 def test_one_type_is_one_scheme_and_16_bits_are_none(tmp_path: Path) -> None:
