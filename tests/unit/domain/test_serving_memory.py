@@ -269,6 +269,35 @@ def test_an_engine_with_a_pool_for_windows_has_a_share_of_the_tokens_there() -> 
         assert pytest.approx(0.8) == in_windows / num_tokens
 
 
+@pytest.mark.parametrize("num_seqs", [8, 256])
+@pytest.mark.parametrize("request_tokens", [500.0, 50_000.0])
+def test_states_of_running_requests_lie_with_their_tokens(
+    num_seqs: int, request_tokens: float
+) -> None:
+    """Of Qwen3.5 35B-A3B: those that fit have a state; elsewhere all that may run have one."""
+    shared, apart = (
+        _plan(
+            "qwen3.5-35b-a3b",
+            engine=dataclasses.replace(_ENGINE, max_num_seqs=num_seqs, shares_states=shares),
+            options={"request_tokens": request_tokens},
+            tp=2,
+        )
+        for shares in (True, False)
+    )
+    state = shared.state_bytes_per_request
+    assert num_seqs * state == apart.state_bytes
+    fitting = shared.kv_bytes / (shared.kv_bytes_per_token * request_tokens)
+    assert pytest.approx(min(fitting, num_seqs)) == shared.state_bytes / state
+    assert apart.kv_bytes <= shared.kv_bytes
+
+
+def test_more_requests_than_states_do_not_start() -> None:
+    """vLLM refuses: lower max_num_seqs."""
+    engine = dataclasses.replace(_ENGINE, max_num_seqs=20_000, shares_states=True)
+    memory = _plan("qwen3.5-35b-a3b", engine=engine, tp=2)
+    assert "lower max_num_seqs" in memory.infeasibility
+
+
 def test_gemma_holds_no_less_than_vllm_logs_and_no_more_than_without_windows() -> None:
     """Its log counts a whole step's tokens in the windows of every request, not of those of one.
 

@@ -125,7 +125,8 @@ class EngineProfile:
     by content until they are overwritten.
 
     Layers with a window lie in the same memory as others, or with `window_tokens_ratio` in some of
-    their own, for that share of the others' tokens.
+    their own, for that share of the others' tokens. With `shares_states` so do the recurrent states
+    of running requests; else there is one for each of `max_num_seqs`.
 
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
@@ -183,6 +184,7 @@ class EngineProfile:
     preemption: str = "recompute"
     has_prefix_caching: bool = False
     window_tokens_ratio: float = 0.0
+    shares_states: bool = False
     has_async_scheduling: bool = False
     graph_mode: str = "none"
     graph_capture_sizes: tuple[int, ...] = ()

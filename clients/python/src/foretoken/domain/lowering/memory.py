@@ -208,45 +208,53 @@ def plan_serving_memory(
         reserved_bytes=reserved_bytes,
         window_bytes_per_token=sum(kept.windows.values()),
         state_bytes_per_request=kept.request,
-        state_bytes=engine.max_num_seqs * kept.request,
         device_bytes=device_bytes,
         context_bytes=outside_bytes,
         memory_rule=engine.memory_rule,
         adapters_bytes=adapters_bytes,
     )
-    window_bytes = _window_bytes(memory, kept.windows, engine, request_tokens or model.max_position)
-    return replace(memory, window_bytes=window_bytes)
+    return _with_requests(memory, kept.windows, engine, request_tokens or model.max_position)
 
 
-def _window_bytes(
+def _with_requests(
     memory: ServingMemory,
     windows: Mapping[int, float],
     engine: EngineProfile,
     request_tokens: float,
-) -> float:
-    """Return what layers with a window take of the KV cache, by their bytes of a token in it.
+) -> ServingMemory:
+    """Return memory with what requests hold besides all their tokens, of the room of the KV cache.
 
-    Engines that give them a pool of its own have a share of the other layers' tokens in it. In one
-    pool a request holds its window, less where it is shorter, in whole blocks, next to all its
-    tokens in other layers, and prompts what a step computes of them: as many requests as fit have
-    room for that.
-    Source: vLLM 0.19, `v1/kv_cache_interface.py` (SlidingWindowSpec), `v1/core/kv_cache_utils.py`
-    (groups of one page size); SGLang 0.5.9, `srt/model_executor/model_runner.py`
-    (set_num_tokens_hybrid).
+    That are the last tokens of layers with a window, given by their length, and recurrent states.
+    Engines that give windows a pool of their own have a share of the other layers' tokens there. In
+    one pool a request holds its window, less where it is shorter, in whole blocks, next to all its
+    tokens in other layers, and prompts what a step computes of them; and its state, unless the
+    engine keeps one for every request that may run. As many requests as fit have room for that, but
+    a pool that has no state for each that may run is refused.
+    Source: vLLM 0.19, `v1/kv_cache_interface.py` (SlidingWindowSpec, MambaSpec),
+    `v1/core/kv_cache_utils.py` (groups of one page size) and `v1/worker/gpu_model_runner.py`
+    (max_num_seqs exceeds available Mamba cache blocks); SGLang 0.5.9,
+    `srt/model_executor/model_runner.py` (set_num_tokens_hybrid).
     """
-    room, each_token = max(memory.kv_bytes, 0.0), memory.window_bytes_per_token
-    if not each_token:
-        return 0.0
+    state, most = memory.state_bytes_per_request, engine.max_num_seqs
+    each_token = memory.window_bytes_per_token
+    room = max(memory.kv_bytes, 0.0)
+    shares_states = engine.shares_states and most * state <= room
+    if not shares_states:
+        memory = replace(memory, state_bytes=most * state)
+        room = max(memory.kv_bytes, 0.0)
     ratio = engine.window_tokens_ratio
-    if ratio:
-        return room * ratio * each_token / (memory.kv_bytes_per_token + ratio * each_token)
+    if ratio and each_token:
+        share = ratio * each_token / (memory.kv_bytes_per_token + ratio * each_token)
+        return replace(memory, window_bytes=room * share)
     computed = each_token * engine.max_num_batched_tokens
-    held = sum(
-        size * min(window + engine.block_size, request_tokens) for window, size in windows.items()
+    window = sum(
+        size * min(length + engine.block_size, request_tokens) for length, size in windows.items()
     )
-    whole = held + memory.kv_bytes_per_token * request_tokens
-    num_requests = min(max((room - computed) / whole, 1.0), engine.max_num_seqs)
-    return computed + num_requests * held
+    whole = window + memory.kv_bytes_per_token * request_tokens + shares_states * state
+    num_requests = min(max((room - computed) / whole, 1.0), most) if whole else most
+    if shares_states:
+        memory = replace(memory, state_bytes=num_requests * state)
+    return replace(memory, window_bytes=computed + num_requests * window)
 
 
 def add_draft(memory: ServingMemory, draft: ServingMemory) -> ServingMemory:
