@@ -382,8 +382,9 @@ class EngineSpec:
                 )
             changes[name] = parse_yaml_value(text, f"engine.rules.{name}")
         resolved = _change(profile, changes, "engine.rules")
-        block_size = resolved.block_size * resolved.decode_context_parallel
-        resolved = replace(resolved, block_size=block_size)
+        if resolved.decode_context_parallel > 1:
+            block_size = resolved.block_size * resolved.decode_context_parallel
+            resolved = replace(resolved, block_size=block_size)
         self._check_tiers(resolved)
         if "graph_capture_sizes" in self.rules:
             return resolved
