@@ -62,13 +62,18 @@ class WebClient:
 
 @contextmanager
 def serve_home(
-    home: Path, server: ServerConfig | None = None, services: tuple[str, ...] = SERVICES
+    home: Path,
+    server: ServerConfig | None = None,
+    services: tuple[str, ...] = SERVICES,
+    predictor: Mapping[str, Any] | None = None,
 ) -> Iterator[WebClient]:
     """Serve the services of a home over HTTP."""
     server_config = server or ServerConfig(http_port=0)
     # As a server that stays does.
     simulator = {"resumes_at_start": True}
-    config = AppConfig(home=str(home), server=server_config, simulator=simulator)
+    config = AppConfig(
+        home=str(home), server=server_config, simulator=simulator, predictor=predictor or {}
+    )
     with Composition(config) as composition:
         running = serve_web(server_config, services, composition)
         try:

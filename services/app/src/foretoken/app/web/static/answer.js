@@ -33,7 +33,8 @@ class Answer {
     this.prices = {};
     this.sorted = { name: "place", down: false };
     this.open = this.c.verdict.map((verdict) => BY_LIMIT.has(verdict));
-    this.place = new Float64Array(this.n);
+    this.key = new Float64Array(this.n);
+    this.words = this.c.name.map((_, i) => ["name", "device", "mode", "quantization", "profile"].map((one) => this.c[one][i]).join(" ").toLowerCase());
     this.isTie = new Uint8Array(this.n);
     this.c.cost = new Array(this.n);
     this.order = [];
@@ -108,28 +109,24 @@ class Answer {
     const words = byId("c-words").value.toLowerCase().split(/\s+/).filter(Boolean);
     const c = this.c;
     const objective = byId("c-rank").value;
-    const key = new Float64Array(this.n);
+    const key = this.key;
     const isIn = this.scatter.isIn;
     const inside = [];
     for (let i = 0; i < this.n; i++) {
       c.cost[i] = this.costOf(i);
       isIn[i] = this.open[i] && c.ttft_ms[i] <= ttft && c.tpot_ms[i] <= tpot ? 1 : 0;
-      if (isIn[i] && words.length) {
-        const text = `${c.name[i]} ${c.device[i]} ${c.mode[i]} ${c.quantization[i]} ${c.profile[i]}`.toLowerCase();
-        if (!words.every((word) => text.includes(word))) isIn[i] = 0;
-      }
+      if (isIn[i] && words.length && !words.every((word) => this.words[i].includes(word))) isIn[i] = 0;
       key[i] = objective === "cost" ? c.cost[i] ?? Infinity : objective === "latency" ? c.tpot_ms[i] : objective === "num_devices" ? c.num_devices[i] : -c.output_throughput_tps_per_gpu[i];
       if (isIn[i]) inside.push(i);
     }
-    inside.sort((a, b) => key[a] - key[b]);
-    this.place.fill(Infinity);
+    this.ranks = Float64Array.from(inside, (i) => key[i]).sort();
+    let best = inside[0];
+    for (const i of inside) if (key[i] < key[best]) best = i;
     this.isTie.fill(0);
-    const best = inside[0];
-    inside.forEach((i, at) => {
-      this.place[i] = at + 1;
-      // Of throughput: whether the best's lies within its interval.
-      if (objective === "throughput_per_gpu" && at && c.tps_per_gpu_high[i] >= c.output_throughput_tps_per_gpu[best]) this.isTie[i] = 1;
-    });
+    // Of throughput: whether the best's lies within its interval.
+    if (objective === "throughput_per_gpu") {
+      for (const i of inside) if (i !== best && c.tps_per_gpu_high[i] >= c.output_throughput_tps_per_gpu[best]) this.isTie[i] = 1;
+    }
     this.inside = inside;
     this.paint();
     this.list();
@@ -170,22 +167,42 @@ class Answer {
     byId("candidates").tHead.replaceChildren(row);
   }
 
+  // Equal ones have the same place.
+  placeOf(i) {
+    let [low, high] = [0, this.ranks.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.ranks[middle] < this.key[i]) low = middle + 1;
+      else high = middle;
+    }
+    return low + 1;
+  }
+
+  // The rows that are shown: of numbers only those are sorted that can be among them.
+  first(values, down) {
+    const sign = down ? -1 : 1;
+    let rows = this.inside;
+    if (rows.length && typeof values[rows[0]] !== "string") {
+      const keys = Float64Array.from(rows, (i) => sign * (values[i] ?? Infinity));
+      const last = keys.slice().sort()[Math.min(SHOWN_ROWS, keys.length) - 1];
+      rows = rows.filter((_, at) => keys[at] <= last);
+    }
+    const compare = (a, b) => {
+      const [x, y] = [values[a] ?? Infinity, values[b] ?? Infinity];
+      return (x < y ? -sign : x > y ? sign : 0) || this.key[a] - this.key[b] || a - b;
+    };
+    return [...rows].sort(compare).slice(0, SHOWN_ROWS);
+  }
+
   list() {
     const { name, down } = this.sorted;
-    const values = name === "place" ? this.place : this.c[name];
-    let order = this.inside;
-    if (name !== "place" || down) {
-      order = [...this.inside].sort((a, b) => {
-        const [x, y] = [values[a] ?? Infinity, values[b] ?? Infinity];
-        return (x < y ? -1 : x > y ? 1 : this.place[a] - this.place[b]) * (down ? -1 : 1);
-      });
-    }
+    const order = this.first(name === "place" ? this.key : this.c[name], down);
     const heads = byId("candidates").tHead.rows[0].cells;
     COLUMNS.forEach(([column], place) => {
       if (column === name) heads[place].ariaSort = down ? "descending" : "ascending";
       else heads[place].removeAttribute("aria-sort");
     });
-    byId("candidates").tBodies[0].replaceChildren(...order.slice(0, SHOWN_ROWS).map((i) => this.row(i)));
+    byId("candidates").tBodies[0].replaceChildren(...order.map((i) => this.row(i)));
   }
 
   row(i) {
@@ -194,7 +211,7 @@ class Answer {
       const isName = name === "name";
       const cell = row.appendChild(document.createElement(isName ? "th" : "td"));
       if (isName) cell.scope = "row";
-      const value = name === "place" ? this.place[i] : this.c[name][i];
+      const value = name === "place" ? this.placeOf(i) : this.c[name][i];
       cell.textContent = name === "place" ? `${value}${this.isTie[i] ? " tie" : ""}` : typeof value === "number" ? short(value) : value === "" ? "as stored" : value ?? "-";
       if (typeof value === "number") cell.className = "number";
     }
