@@ -93,18 +93,25 @@ export class Scatter {
     pen.beginPath();
     pen.rect(PAD.left, PAD.top, w - PAD.left - PAD.right, h - PAD.top - PAD.bottom);
     pen.clip();
-    // What is out first and faint, so that what is in stays seen.
-    for (const wanted of [0, 1]) {
-      pen.globalAlpha = wanted ? 0.85 : 0.25;
-      for (let c = 0; c < COLOURS.length; c++) {
-        pen.fillStyle = COLOURS[c];
-        const size = wanted ? 4 : 2.5;
-        for (let i = 0; i < this.x.length; i++) {
-          if (this.colour[i] !== c || this.isIn[i] !== wanted) continue;
-          pen.fillRect(PAD.left + (this.x[i] - s.x0) * s.kx - size / 2, PAD.top + s.h - (this.y[i] - s.y0) * s.ky - size / 2, size, size);
-        }
-      }
+    // What is out first and faint, so that what is in stays seen; of points on one pixel one is drawn.
+    const groups = Array.from({ length: 2 * COLOURS.length }, () => []);
+    const seen = new Uint8Array(Math.ceil(w) * Math.ceil(h));
+    for (let i = 0; i < this.x.length; i++) {
+      const px = PAD.left + (this.x[i] - s.x0) * s.kx;
+      const py = PAD.top + s.h - (this.y[i] - s.y0) * s.ky;
+      if (!(px >= 0 && px < w && py >= 0 && py < h)) continue;
+      const group = this.isIn[i] * COLOURS.length + this.colour[i];
+      const pixel = (py | 0) * Math.ceil(w) + (px | 0);
+      if (seen[pixel] === group + 1) continue;
+      seen[pixel] = group + 1;
+      groups[group].push(px, py);
     }
+    groups.forEach((points, group) => {
+      const size = group >= COLOURS.length ? 4 : 2.5;
+      pen.globalAlpha = group >= COLOURS.length ? 0.85 : 0.25;
+      pen.fillStyle = COLOURS[group % COLOURS.length];
+      for (let at = 0; at < points.length; at += 2) pen.fillRect(points[at] - size / 2, points[at + 1] - size / 2, size, size);
+    });
     pen.restore();
     if (this.drag?.to) {
       const [[ax, ay], [bx, by]] = [this.drag.from, this.drag.to];
