@@ -22,5 +22,8 @@ def use_one_thread() -> None:
 
 
 def collect_rarely() -> None:
-    """Let this process look for objects to free after many were made, not after few."""
+    """Let this process look for objects to free after many were made, not after few.
+
+    Not a service, which goes on and has to give memory back.
+    """
     gc.set_threshold(_NUM_OBJECTS)

@@ -4,6 +4,7 @@ Run as a program of its own, and not forked or spawned by multiprocessing: threa
 parent are of no concern, and the parent's main module is not run again.
 """
 
+import gc
 import os
 import pickle
 import signal
@@ -39,6 +40,8 @@ def work(messages: Iterator[tuple[Any, ...]], answers: IO[bytes]) -> None:
             outcome = attempt(partial(_do, run, content[0], runs, packed))
             pickle.dump(outcome, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
+            # What a task leaves may be large, such as arrays of objects that refer to each other.
+            gc.collect()
 
 
 def _do(
@@ -48,6 +51,8 @@ def _do(
     if run not in runs:
         runs[run] = pickle.loads(packed[run])  # noqa: S301 - our own parent's
         packed[run] = b""
+        # What was imported stays, and need not be looked through after every task.
+        gc.freeze()
     function, shared = runs[run]
     return function(pickle.loads(item), shared)  # noqa: S301
 

@@ -93,6 +93,8 @@ def root(
     # What is profiled on the CPU has the threads that it has without us.
     if context.invoked_subcommand != "profile":
         use_one_thread()
+    if context.invoked_subcommand != "serve":
+        collect_rarely()
     if output not in ("table", "json"):
         raise typer.BadParameter("--output is `table` or `json`")
     overrides: dict[str, object] = {"home": home, "log.level": log_level}
@@ -112,7 +114,6 @@ def root(
 
 def main() -> None:
     """Run the program; Ctrl-C says so and leaves with the status shells expect."""
-    collect_rarely()
     try:
         app()
     except SystemExit as end:
