@@ -29,6 +29,7 @@ def test_pages_of_other_sites_change_nothing(open_web: WebClient) -> None:
         "no browser": open_web.post(_CHECK, {}),
         "other site": open_web.post(_CHECK, {}, Origin="https://example.com"),
         "sandboxed": open_web.post(_CHECK, {}, Origin="null"),
+        "no address": open_web.post(_CHECK, {}, Origin="http://["),
         "same site": open_web.post(_CHECK, {}, Sec_Fetch_Site="same-site"),
         "form": open_web.send("POST", _CHECK, b"a=1", Content_Type="text/plain"),
         "rebound name": open_web.get("/v1/catalog/list_jobs", Host="example.com"),
@@ -38,6 +39,7 @@ def test_pages_of_other_sites_change_nothing(open_web: WebClient) -> None:
         "no browser": 200,
         "other site": 403,
         "sandboxed": 403,
+        "no address": 403,
         "same site": 403,
         "form": 415,
         "rebound name": 421,
@@ -58,6 +60,31 @@ def test_a_body_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     with serve_home(tmp_path, config, _SERVICES) as web:
         assert 413 == web.post(_CHECK, {"snapshot": "x" * 2_000}).status
         assert 200 == web.post("/v1/catalog/list_jobs", {}).status
+
+
+def test_probes_need_no_name_of_the_server(tmp_path: Path) -> None:
+    config = ServerConfig(http_port=0, http_hosts=("foretoken.example",))
+    with serve_home(tmp_path, config, _SERVICES) as web:
+        paths = ("/healthz", "/v1/catalog/list_jobs")
+        assert [200, 421] == [web.get(path, Host="10.0.0.7:8080").status for path in paths]
+
+
+def test_signing_in_takes_a_token_and_no_more(tmp_path: Path) -> None:
+    """The cookie is of TLS alone where the browser speaks it, be it to a proxy."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("aaaa\n")
+    config = ServerConfig(http_port=0, token_file=str(tokens))
+    with serve_home(tmp_path / "home", config, _SERVICES) as web:
+        host = f"127.0.0.1:{web.port}"
+        signed = {
+            scheme: web.send("POST", "/sign-in", "token=aaaa", Origin=f"{scheme}://{host}")
+            for scheme in ("http", "https")
+        }
+        assert 413 == web.send("POST", "/sign-in", "token=aaaa&" * 2_000).status
+    assert {"http": 303, "https": 303} == {name: answer.status for name, answer in signed.items()}
+    assert {"http": False, "https": True} == {
+        name: "; Secure" in answer.headers["Set-Cookie"] for name, answer in signed.items()
+    }
 
 
 def test_tokens_give_roles(tmp_path: Path) -> None:

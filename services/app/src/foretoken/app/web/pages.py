@@ -56,6 +56,7 @@ _NAV: Final = (
 )
 _MEDIA: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _FORMS: Final = ("application/x-www-form-urlencoded", "multipart/form-data")
+_SIGN_IN_BYTES: Final = 16_384
 _YEAR_S: Final = 31_536_000
 
 
@@ -180,15 +181,22 @@ class Pages:
         return self._render("sign_in.html", {"problem": ""}, request)
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
-        form = parse_qs((await request.read()).decode(errors="replace"))
+        # Anybody may send this.
+        whole = request.clone(client_max_size=_SIGN_IN_BYTES)
+        form = parse_qs((await whole.read()).decode(errors="replace"))
         token = (form.get("token") or [""])[0].strip()
         if not self._callers.is_token(token):
             return self._render("sign_in.html", {"problem": "no such token"}, request, 401)
         signed = web.Response(status=303, headers={"Location": "/"})
         signed.set_cookie(
-            COOKIE, token, httponly=True, samesite="Strict", secure=request.secure, path="/"
+            COOKIE, token, httponly=True, samesite="Strict", secure=_is_secure(request), path="/"
         )
         return signed
+
+
+def _is_secure(request: web.Request) -> bool:
+    # TLS may end at a proxy: the browser says how it came.
+    return request.secure or request.headers.get("Origin", "").startswith("https://")
 
 
 def _send(sent: Sent) -> web.Response:

@@ -13,7 +13,7 @@ from foretoken.app.config import ServerConfig
 from foretoken.app.web.api import PREFIX, add_api, compressed
 from foretoken.app.web.callers import Callers, build_tls
 from foretoken.app.web.calls import Calls, OfferedServices
-from foretoken.app.web.guard import RequestGuard
+from foretoken.app.web.guard import HEALTH, RequestGuard
 from foretoken.app.web.openapi import describe_api
 from foretoken.app.web.pages import Pages
 from foretoken.domain.errors import InvalidRequestError
@@ -91,7 +91,7 @@ class WebServer:
         app.on_shutdown.append(self._end_streams)
         add_api(app.router, self._calls, self._callers)
         Pages(self._calls, self._callers).add(app.router)
-        app.router.add_get("/healthz", _answer_health)
+        app.router.add_get(HEALTH, _answer_health)
         app.router.add_get(f"{PREFIX}/openapi.json", self._describe)
         # Whoever leaves ends what he waited for.
         self._runner = web.AppRunner(
