@@ -88,6 +88,26 @@ def test_rows_are_recorded_and_come_back_in_every_format(web: WebClient) -> None
     assert operators == pa.ipc.open_stream(arrow).read_all().column("operator").to_pylist()
 
 
+def test_rows_are_json_whatever_they_hold(web: WebClient) -> None:
+    """JSON has no words for what is not finite but texts: rows have them as messages do."""
+    text = "select 'nan'::double as a, ['-inf'::double, 1.5] as b, 2 as \"c\"\"d\""
+    rows = web.post("/v1/catalog/query_sql", {"text": text})
+    assert [{"a": "NaN", "b": ["-Infinity", 1.5], 'c"d': 2}] == rows.json
+    none = f"{text} limit 0"
+    as_csv = web.post("/v1/catalog/query_sql", {"text": none}, Accept="text/csv").body
+    assert [["a", "b", 'c"d']] == list(csv.reader(io.StringIO(as_csv.decode())))
+
+
+def test_numbers_beyond_what_is_sent_are_refused(web: WebClient) -> None:
+    large = "9" * 30
+    run = quote(json.dumps(message_to_json(codec.encode(make_run("n"), measurement_pb2.Run))))
+    record = web.send("POST", f"/v1/catalog/record?run={run}&batch_index={large}", b"x")
+    assert (400, "batch_index") == (record.status, record.json["errors"][0]["field"])
+    path = "/v1/simulator/watch_serving_search?job_id=none"
+    events = web.get(path, Accept="text/event-stream", Last_Event_ID=large)
+    assert (404, "UNKNOWN_JOB") == (events.status, events.json["reason"])
+
+
 def test_what_only_reads_takes_a_query_string(web: WebClient) -> None:
     asked = web.get("/v1/catalog/query_sql?text=" + quote("select 40 + 2 as answer"))
     read = web.get("/v1/catalog/read_measurements?selection.operator=no_such")

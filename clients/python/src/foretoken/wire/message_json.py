@@ -131,9 +131,14 @@ def _plain(field: Field, value: Any) -> Any:
         return known.name if known is not None else value
     if field.type == _BYTES:
         return base64.b64encode(value).decode()
-    if field.type in _FLOATS and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
-    return value
+    return float_to_json(value) if field.type in _FLOATS else value
+
+
+def float_to_json(value: float) -> float | str:
+    """Return a number as JSON can have it: one that is not finite as protobuf's word for it."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
 
 
 def _read_scalar(field: Field, text: str) -> Any:

@@ -31,6 +31,8 @@ _BEAT_S = 15.0
 # Smaller answers are not worth compressing.
 _LEAST_COMPRESSED_BYTES = 1_024
 _WRONG_TYPE = 415
+# Of an event's id: longer ones were not sent here.
+_MOST_DIGITS = 9
 
 
 def add_api(routes: web.UrlDispatcher, calls: Calls, callers: Callers) -> None:
@@ -140,7 +142,7 @@ class _Call:
         if "first" in self._messages.request_class.DESCRIPTOR.fields_by_name:
             # A browser that was cut off says what it has.
             last = request.headers.get("Last-Event-ID", "")
-            if last.isdecimal():
+            if last.isdecimal() and len(last) <= _MOST_DIGITS:
                 sent.first = int(last) + 1
             first = sent.first
         sending = _Sending(request, _EVENTS)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from foretoken.wire import ipc
+from foretoken.wire.message_json import float_to_json
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 # Rows that are turned into text at once.
@@ -21,8 +22,7 @@ def _write_json(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield one JSON array of objects, a row each."""
     start = "["
     for batch in _read(pieces):
-        rows = (json.dumps(row, default=_to_plain, ensure_ascii=False) for row in batch.to_pylist())
-        text = ",\n".join(rows)
+        text = ",\n".join(map(_to_text, batch.to_pylist()))
         if text:
             yield f"{start}{text}".encode()
             start = ",\n"
@@ -40,7 +40,8 @@ def _write_csv(pieces: Iterable[bytes]) -> Iterator[bytes]:
         is_first = False
         yield buffer.getvalue()
     if is_first:
-        yield ",".join(f'"{name}"' for name in reader.schema.names).encode() + b"\n"
+        names = (name.replace('"', '""') for name in reader.schema.names)
+        yield ",".join(f'"{name}"' for name in names).encode() + b"\n"
 
 
 def _pass(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -67,12 +68,23 @@ def _split(reader: Any) -> Iterator[Any]:
 def _flat(column: Any) -> Any:
     if not pa.types.is_nested(column.type):
         return column
-    return pa.array(
-        [
-            None if item is None else json.dumps(item, default=_to_plain)
-            for item in column.to_pylist()
-        ]
-    )
+    return pa.array([None if item is None else _to_text(item) for item in column.to_pylist()])
+
+
+def _to_text(value: Any) -> str:
+    """Return JSON, which has no numbers that are not finite: those are words, as in messages."""
+    try:
+        return json.dumps(value, default=_to_plain, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_with_words(value), default=_to_plain, ensure_ascii=False)
+
+
+def _with_words(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_words(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_words(item) for item in value]
+    return float_to_json(value) if isinstance(value, float) else value
 
 
 def _to_plain(value: Any) -> Any:

@@ -11,20 +11,19 @@ from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.types.v1 import artifact_pb2, measurement_pb2
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.ipc import CHUNK_BYTES
-from foretoken.wire.message_json import read_message
+from foretoken.wire.message_json import fields_to_message, read_message
 
 
 def _record(query: Mapping[str, str], body: Iterable[bytes]) -> Iterator[Any]:
     run: Any = read_message(_first(query, "run"), measurement_pb2.Run)
-    index = query.get("batch_index", "0")
-    if not index.isdecimal():
-        raise InvalidRequestError.of_field("batch_index", f"{index!r} is not a number from 0 on")
+    given = {"batch_index": [query.get("batch_index", "0")]}
+    first: Any = fields_to_message(given, measurement_pb2.MeasurementChunk)
 
     def messages() -> Iterator[Any]:
         yield catalog_pb2.RecordRequest(run=run)
         for piece, is_last in _cut(body):
             chunk = measurement_pb2.MeasurementChunk(
-                batch_index=int(index),
+                batch_index=first.batch_index,
                 arrow_ipc=piece,
                 end_of_batch=is_last,
                 last=is_last and query.get("last", "true") != "false",
