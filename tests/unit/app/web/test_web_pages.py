@@ -240,13 +240,16 @@ def test_files_of_the_program_are_kept_by_browsers(web: WebClient) -> None:
     assert 404 == web.get("/static/0/no.js").status
 
 
-def _validate(web: WebClient, content: str, **fields: str) -> Answer:
+def _validate(web: WebClient, content: str, file_name: str = "run.csv", **fields: str) -> Answer:
     given = {"model": "llama-3.1-8b", "device": "h100_sxm", "tp": "1", **fields}
     parts = [f'Content-Disposition: form-data; name="{k}"\r\n\r\n{v}' for k, v in given.items()]
-    file = 'Content-Disposition: form-data; name="measured"; filename="run.csv"'
+    file = f'Content-Disposition: form-data; name="measured"; filename="{file_name}"'
     parts.append(f"{file}\r\nContent-Type: text/csv\r\n\r\n{content}")
     body = "".join(f"--edge\r\n{part}\r\n" for part in parts) + "--edge--\r\n"
-    return web.send("POST", "/validate", body, Content_Type="multipart/form-data; boundary=edge")
+    body_bytes = body.encode()
+    return web.send(
+        "POST", "/validate", body_bytes, Content_Type="multipart/form-data; boundary=edge"
+    )
 
 
 def test_a_measured_run_is_set_against_its_simulation(web: WebClient) -> None:
@@ -270,3 +273,19 @@ def test_a_run_that_cannot_be_read_is_refused(
 ) -> None:
     page = _validate(web, content, **fields)
     assert (400, True) == (page.status, said in html.unescape(page.body.decode()))
+
+
+@pytest.mark.parametrize("name", ["..", "x" * 300, "..\\\\..\\\\evil", "<b>", "é.csv"])
+def test_a_measured_run_may_have_any_name(web: WebClient, name: str) -> None:
+    page = _validate(web, "no,run\n1,2\n", file_name=name)
+    assert (400, True) == (page.status, "in no format known here" in page.body.decode())
+
+
+@pytest.mark.parametrize(
+    "body", [b"no parts", b'--edge\r\nContent-Disposition: form-data; name="\xff"']
+)
+def test_a_form_that_cannot_be_read_is_refused(web: WebClient, body: bytes) -> None:
+    form = "multipart/form-data; boundary=edge"
+    page = web.send("POST", "/validate", body, Content_Type=form)
+    assert (400, True) == (page.status, b"the form cannot be read" in page.body)
+    assert 400 == web.send("POST", "/validate", b"", Content_Type="multipart/form-data").status

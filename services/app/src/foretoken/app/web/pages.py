@@ -153,7 +153,11 @@ class Pages:
         if request.method == "POST":
             if request.content_type not in _FORMS:
                 raise HttpRefusal(415, "CONTENT_TYPE", f"pages take {' or '.join(_FORMS)}")
-            for name, value in (await request.post()).items():
+            try:
+                posted = await request.post()
+            except ValueError as err:
+                raise HttpRefusal(400, "FORM", f"the form cannot be read: {err}") from err
+            for name, value in posted.items():
                 if isinstance(value, web.FileField):
                     uploads[name] = Upload(value.filename, value.file.read())
                 elif isinstance(value, str):
