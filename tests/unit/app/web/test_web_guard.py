@@ -1,8 +1,12 @@
 """Who may do what over HTTP: other sites nothing, who shows nothing what the server grants."""
 
+import json
+import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from certificates import Authority
@@ -151,3 +155,37 @@ def test_a_taken_port_says_what_to_do(open_web: WebClient, tmp_path: Path) -> No
         serve_home(tmp_path, config, _SERVICES),
     ):
         pass
+
+
+_RUN = {"run_id": "slow", "kind": "RUN_KIND_IMPORT", "tool": "test", "source": "test"}
+_LARGE = {"text": "select repeat('x', 100000) as text from range(1000)"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "num_missing", "begins"),
+    [
+        (f"/v1/catalog/record?run={quote(json.dumps(_RUN))}", b"x", 1, b"HTTP/1.1 504 "),
+        ("/v1/catalog/query_sql", json.dumps(_LARGE).encode(), 0, b"HTTP/1.1 200 "),
+    ],
+)
+def test_who_sends_or_reads_no_more_holds_no_thread(
+    tmp_path: Path, path: str, body: bytes, num_missing: int, begins: bytes
+) -> None:
+    """Of one thread: who says nothing is refused, from who takes nothing the connection breaks."""
+    config = ServerConfig(
+        http_port=0, stream_idle_s=1, max_queued_calls=0, budgets={"QuerySql": 1, "Record": 1}
+    )
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body) + num_missing}\r\n\r\n"
+    )
+    with serve_home(tmp_path, config, _SERVICES) as web:
+        address = ("127.0.0.1", web.port)
+        with socket.create_connection(address, timeout=30) as held:
+            held.sendall(head.encode() + body)
+            assert begins == held.recv(len(begins))
+            deadline = time.monotonic() + 30
+            while (status := web.post(path, {"text": "select 1"}).status) == 429:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+    assert status in (200, 400)

@@ -19,6 +19,7 @@ from foretoken.app.web.calls import Caller, Calls, rpcs_of
 from foretoken.app.web.problem import HttpRefusal, answer_problem, describe_problem
 from foretoken.app.web.rows import ARROW, FORMATS
 from foretoken.app.web.uploads import UPLOADS
+from foretoken.domain.errors import StreamIdleError
 from foretoken.wire.message_json import fields_to_message, message_to_json, read_message
 from foretoken.wire.rights import Right
 from foretoken.wire.rpc import RpcMessages, Stream, Table
@@ -71,7 +72,7 @@ class _Call:
         # Nothing is read of who may not call.
         caller = self._find(request)
         if messages.line.name in UPLOADS:
-            body = _Body(request.content, asyncio.get_running_loop())
+            body = _Body(request.content, asyncio.get_running_loop(), self._calls.idle_s)
             sent = UPLOADS[messages.line.name](request.query, body)
             return await self._answer(request, caller, lambda: sent)
         if request.content_type != _JSON and request.can_read_body:
@@ -118,7 +119,7 @@ class _Call:
         accepted = [part.partition(";")[0].strip() for part in request.headers.getall("Accept", [])]
         accepted = [one for part in accepted for one in part.split(",")]
         media = next((one for one in accepted if one in FORMATS), _JSON)
-        sending = _Sending(request, media)
+        sending = self._sending(request, media)
         if media != ARROW:
             sending.answer.enable_compression()
 
@@ -132,11 +133,14 @@ class _Call:
     ) -> web.StreamResponse:
         if is_bytes(self._messages):
             return await self._stream(
-                _Sending(request, _BYTES), caller, sent, lambda pieces: (p.content for p in pieces)
+                self._sending(request, _BYTES),
+                caller,
+                sent,
+                lambda pieces: (p.content for p in pieces),
             )
         if _EVENTS not in request.headers.get("Accept", ""):
             return await self._stream(
-                _Sending(request, _LINES), caller, sent, lambda items: map(_line, items)
+                self._sending(request, _LINES), caller, sent, lambda items: map(_line, items)
             )
         first = 0
         if "first" in self._messages.request_class.DESCRIPTOR.fields_by_name:
@@ -145,11 +149,14 @@ class _Call:
             if last.isdecimal() and len(last) <= _MOST_DIGITS:
                 sent.first = int(last) + 1
             first = sent.first
-        sending = _Sending(request, _EVENTS)
+        sending = self._sending(request, _EVENTS)
         async with sending.beating():
             return await self._stream(
                 sending, caller, sent, lambda items: _write_events(items, first)
             )
+
+    def _sending(self, request: web.Request, media: str) -> "_Sending":
+        return _Sending(request, media, self._calls.idle_s)
 
     async def _stream(
         self,
@@ -181,8 +188,9 @@ class _Call:
 class _Sending:
     """An answer that is sent as it is made; its head goes with the first piece."""
 
-    def __init__(self, request: web.Request, media: str) -> None:
+    def __init__(self, request: web.Request, media: str, idle_s: float) -> None:
         self._request = request
+        self._idle_s = idle_s
         self.media = media
         self.answer = web.StreamResponse(headers={"Content-Type": media})
         if media == _EVENTS:
@@ -192,7 +200,13 @@ class _Sending:
         """Send a piece, when the one before was taken."""
         if not self.answer.prepared:
             await self.answer.prepare(self._request)
-        await self.answer.write(piece)
+        try:
+            async with asyncio.timeout(self._idle_s):
+                await self.answer.write(piece)
+        except TimeoutError:
+            # A client that reads no more holds a thread, and reads no error either.
+            self.abort()
+            raise ConnectionAbortedError from None
 
     async def finish(self) -> None:
         """End it well."""
@@ -231,15 +245,22 @@ class _Beat:
 class _Body:
     """The body of a request as blocking pieces, for a thread."""
 
-    def __init__(self, content: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, content: Any, loop: asyncio.AbstractEventLoop, idle_s: float) -> None:
         self._content = content
         self._loop = loop
+        self._idle_s = idle_s
 
     def __iter__(self) -> Iterator[bytes]:
-        while piece := asyncio.run_coroutine_threadsafe(
-            self._content.readany(), self._loop
-        ).result():
+        while piece := asyncio.run_coroutine_threadsafe(self._read(), self._loop).result():
             yield piece
+
+    async def _read(self) -> bytes:
+        try:
+            async with asyncio.timeout(self._idle_s):
+                piece: bytes = await self._content.readany()
+        except TimeoutError:
+            raise StreamIdleError(f"nothing came for {self._idle_s:g} s; send it again") from None
+        return piece
 
 
 def compressed(answer: web.Response) -> web.Response:

@@ -124,6 +124,7 @@ class Calls:
         """Keep who is asked."""
         self.offered = offered
         self.access = access
+        self.idle_s = config.stream_idle_s
         self._config = config
         self._lanes: dict[str, Lane] = {}
         self._streams: set[CallContext] = set()
