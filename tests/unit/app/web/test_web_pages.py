@@ -7,6 +7,7 @@ import re
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -85,6 +86,20 @@ def test_every_page_says_something_when_there_is_nothing(path: str, tmp_path: Pa
     else:
         assert 200 == shown.status
         assert len(shown.body) > 1
+
+
+def test_pages_that_wait_keep_no_other_from_being_shown(tmp_path: Path) -> None:
+    """An answer that is not there yet is waited for, in one of the threads of that page."""
+    config = ServerConfig(http_port=0, max_workers=1, max_queued_calls=0)
+    long = {"model_ref": "llama-3.1-8b", "device": "h100_sxm", "workload": {"request_count": 10**6}}
+    with serve_home(tmp_path, config, _SERVICES) as web, ThreadPoolExecutor() as pool:
+        job = web.call("simulator/create_serving_simulation", scenario=long)["job_id"]
+        both = [pool.submit(web.get, f"/answers/{job}") for _ in range(2)]
+        # One of the two waits for the job; there is no room for the other.
+        busy = next(as_completed(both)).result()
+        assert [429, 200] == [busy.status, web.get("/jobs").status]
+        assert 200 in [waiting.result().status for waiting in both]
+        web.call("simulator/cancel_job", job_id=job)
 
 
 def test_a_question_is_answered_and_simulated(web: WebClient, answered: tuple[str, str]) -> None:

@@ -116,16 +116,18 @@ class Pages:
         """Add the routes."""
         for route, view in VIEWS.items():
             method, _, path = route.partition(" ")
-            routes.add_route(method, path, self._handle(view))
+            routes.add_route(method, path, self._handle(route, view))
         routes.add_get("/static/{mark}/{name}", self._static.send)
         routes.add_get("/sign-in", self._show_sign_in)
         routes.add_post("/sign-in", self._sign_in)
 
-    def _handle(self, view: View) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _handle(
+        self, route: str, view: View
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 visit = await self._visit(request)
-                shown = await self._calls.run("Pages", lambda: view(visit))
+                shown = await self._calls.run(route, lambda: view(visit))
             except UnauthenticatedError as err:
                 return self._render("sign_in.html", {"problem": err.message}, request, 401)
             except asyncio.CancelledError:
