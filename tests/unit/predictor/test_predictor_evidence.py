@@ -34,10 +34,13 @@ def _rough(dims: dict[str, int]) -> float:
     return 1.5 + 0.6 * float(np.sin(7.0 * dims["m"] ** 0.5 + dims["n"] + 3 * dims["k"]))
 
 
-def _ask(service: PredictorService, **point: int) -> LatencyColumns:
+def _ask(service: PredictorService, prefer_measured: bool = True, **point: int) -> LatencyColumns:
     table = OperatorTable(operator="gemm", dtype=DType.FP16, columns=columns_of(point))
     query = LatencyQuery(
-        device="h100_sxm", tables=(table,), preferred_framework="vllm 0.24.0", prefer_measured=True
+        device="h100_sxm",
+        tables=(table,),
+        preferred_framework="vllm 0.24.0",
+        prefer_measured=prefer_measured,
     )
     return service.predict(query).tables[0]
 
@@ -77,6 +80,22 @@ def test_few_own_points_correct_a_sibling_rather_than_replace_it(
     measured = _ask(service, m=m, n=n, k=k)
     assert truth_us[m, n, k] == pytest.approx(float(measured.latency_us[0]), rel=1e-5)
     assert [Provenance.MEASURED.value] == measured.provenance.tolist()
+
+
+def test_what_was_asked_before_does_not_change_an_answer(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    sibling = gemm_rows(_rough, device="h200_sxm", **_VLLM)
+    own = gemm_rows(lambda dims: _OWN_RATIO * _rough(dims), device="h100_sxm", **_VLLM)[::5]
+    found = []
+    for asks_before in (False, True):
+        service = make_predictor([*sibling, *own])
+        train(service)
+        if asks_before:
+            _ask(service, **_POINT)
+        found.append(_ask(service, prefer_measured=False, **_POINT))
+    assert "own points" in found[0].basis
+    assert found[0].latency_us.tolist() == found[1].latency_us.tolist()
 
 
 def _answers(latency_us: np.ndarray, width: float = 1.3) -> LatencyColumns:

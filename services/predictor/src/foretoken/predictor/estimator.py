@@ -203,9 +203,11 @@ class Estimator:
     def _correction(
         self, call: _Call, query: LatencyQuery, own: Source, reference: Source
     ) -> OwnCorrection:
-        """Return by how much a reference is off at own points, learned once for a set of models."""
+        """Return by how much a reference is off at own points, learned once for a way to ask."""
         series = own.choice.model.series
-        key = own.choice.head.content_hash, reference.choice.head.content_hash
+        # What the reference answers depends on these as well.
+        asked = query.prefer_measured, query.framework, call.table.variant
+        key = (own.choice.head.content_hash, *reference.identity, *asked)
         found = self._models.corrections.get(key)
         if found is None:
             columns = series.columns

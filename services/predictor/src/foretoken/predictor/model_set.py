@@ -1,6 +1,6 @@
 """All models of one version, and which of them answers a question."""
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from foretoken.domain.hardware.device import DeviceSpec
@@ -105,7 +105,8 @@ class Wanted:
 class ModelSet:
     """Trained models by key. `version` is empty for the set that knows no measurement.
 
-    `corrections` keeps what own points say of other measurements, by the identities of both.
+    `corrections` keeps what own points say of other measurements, by the identities of both and by
+    what of a query the answers from those measurements depend on.
     """
 
     version: str = ""
@@ -113,7 +114,7 @@ class ModelSet:
     snapshot_hash: str = ""
     series: Mapping[SeriesKey, SeriesModel] = field(default_factory=dict)
     transfers: Mapping[str, TransferModel] = field(default_factory=dict)
-    corrections: MutableMapping[tuple[str, str], OwnCorrection] = field(
+    corrections: MutableMapping[tuple[Hashable, ...], OwnCorrection] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
     heads: Sequence[SeriesHead] = field(init=False, repr=False, compare=False)

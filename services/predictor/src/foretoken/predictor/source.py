@@ -1,7 +1,7 @@
 """Whose measurements answer a question: the device's own, or those of one that is much like it."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.domain.hardware.device import find_device
@@ -40,6 +40,11 @@ class Source:
     def choice(self) -> Choice:
         """The model nearest to what was asked."""
         return self.choices[0]
+
+    @property
+    def identity(self) -> tuple[Hashable, ...]:
+        """What its answers to one query depend on: its models, and what each is to the query."""
+        return tuple((choice.head.content_hash, *choice.rank) for choice in self.choices)
 
     def doubt_log(self, spec: OperatorSpec, asked: Target) -> float:
         """Return how far off 90 % of its answers are expected at most, before it is loaded."""
