@@ -150,3 +150,31 @@ def test_a_tier_serves_a_cache_or_swapping() -> None:
 )
 def test_a_profile_with_versions_is_of_a_software(profile: str, software: str) -> None:
     assert software == find_engine(profile).software
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ("none", {}),
+        ("two_batch_tokens=2", {"two_batch_tokens": "2"}),
+        (
+            "graph_mode=full+piecewise+block_size=32",
+            {"graph_mode": "full+piecewise", "block_size": "32"},
+        ),
+    ],
+)
+def test_rules_in_a_text_may_have_a_plus_in_their_values(
+    text: str, expected: dict[str, str]
+) -> None:
+    engine = EngineSpec(profile="vllm-0.19").with_rules(text)
+    assert engine.rules == expected
+    resolved = engine.resolve()
+    if "graph_mode" in expected:
+        assert ("full+piecewise", 32) == (resolved.graph_mode, resolved.block_size)
+
+
+@pytest.mark.parametrize("text", ["block_size", "block_size=", "dcp+block_size=32"])
+def test_a_rule_without_a_value_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="write rule=value"):
+        EngineSpec().with_rules(text)

@@ -1,5 +1,6 @@
 """Serving engines: the rules of each at a version, what it can, what a scenario changes."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -397,7 +398,9 @@ class EngineSpec:
             InvalidRequestError: a rule has no value.
 
         """
-        pairs = [part.partition("=") for part in text.split("+") if text not in ("", "none")]
+        # A value may have a plus itself: `graph_mode=full+piecewise`.
+        parts = [] if text in ("", "none") else re.split(r"\+(?=[^+=]*=)", text)
+        pairs = [part.partition("=") for part in parts]
         if unsaid := [name for name, _, value in pairs if not value.strip()]:
             raise InvalidRequestError.of_field("rules", f"{unsaid[0]!r}: write rule=value")
         named = {name.strip(): value.strip() for name, _, value in pairs}
