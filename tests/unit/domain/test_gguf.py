@@ -229,3 +229,11 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
             load_model(whole)
     with pytest.raises(InvalidRequestError, match="there is no file"):
         load_model(str(tmp_path / "none.gguf"))
+
+
+def test_a_file_with_no_embedding_is_refused(tmp_path: Path) -> None:
+    tensors = _dense(Q8_0)
+    del tensors["token_embd.weight"]
+    path = write_gguf(tmp_path / "model.gguf", under("llama", decoder_keys()), tensors)
+    with pytest.raises(InvalidRequestError, match="vocab_size"):
+        load_model(path)

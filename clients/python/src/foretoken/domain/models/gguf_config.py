@@ -151,7 +151,8 @@ def _write_config(file: GgufFile, name: str) -> dict[str, object]:
     tensors = {tensor.name: tensor for tensor in file.tensors}
     config = {family.keys[key]: value for key, value in given.items() if key in family.keys}
     config |= {"model_type": family.model_type, "_name_or_path": name}
-    config["vocab_size"] = tensors["token_embd.weight"].shape[-1] if tensors else None
+    embedding = tensors.get("token_embd.weight")
+    config["vocab_size"] = embedding.shape[-1] if embedding else None
     config["tie_word_embeddings"] = "output.weight" not in tensors
     if family.model_type in ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "gpt_oss"):
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors

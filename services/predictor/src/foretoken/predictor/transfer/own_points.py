@@ -19,8 +19,9 @@ from foretoken.predictor.roofline import FloatColumn
 MIN_POINTS = 9
 # The share of truths that an interval shall hold.
 _NOMINAL = 0.9
-# No interval is taken for narrower than this: points measured twice differ by as much.
-_LEAST_LOG = 0.01
+# No interval is taken for narrower than this: points measured twice differ by as much. Nor for wider
+# than the most: who says zero at least says nothing.
+_LEAST_LOG, _MOST_LOG = 0.01, 10.0
 # Prior standard deviation of the level of a correction, in log units, and what its field may be
 # like: octaves over which it bends, its standard deviation, that of a single point; the likeliest
 # is taken. Source: GEMM, attention and experts of an H100 answered from an H200, corrected by 20 to
@@ -157,7 +158,7 @@ def half_width_log(estimates: LatencyColumns) -> FloatColumn:
     """Return half the width of every interval, in log units."""
     with np.errstate(divide="ignore"):
         width_log = 0.5 * np.log(estimates.high_us / estimates.low_us)
-    return np.asarray(np.maximum(width_log, _LEAST_LOG))
+    return np.asarray(np.clip(width_log, _LEAST_LOG, _MOST_LOG))
 
 
 def mix_answers(own: LatencyColumns, other: LatencyColumns, own_share: float) -> LatencyColumns:
