@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from many_points import NUM_MANY, render_many
 from search_reports import build_capacity, build_search
 from training_search_reports import build_training_search
 
 from foretoken.page.block import Column, Page, Table
-from foretoken.page.chart import Plot
 from foretoken.page.html import render
 from foretoken.simulator.report.page import (
     capacity_sections,
@@ -21,10 +21,6 @@ from foretoken.simulator.report.page import (
 pytestmark = pytest.mark.slow
 
 _HOSTILE = "<img src=x onerror=alert(1)>"
-_NUM_MANY = 100_000
-# Processor time of the page that an interaction may take.
-_MOST_S = 0.2
-
 
 _PAGES: dict[str, Callable[[], str]] = {
     "capacity": lambda: render_page(_HOSTILE, capacity_sections(build_capacity())),
@@ -95,50 +91,25 @@ def test_a_written_page_is_free_of_serious_findings(
     assert [] == [item["id"] for item in found if item["impact"] in {"serious", "critical"}]
 
 
-def _many() -> str:
-    columns = [Column.words("name"), Column(title="x"), Column(title="y"), Column.words("group")]
-    # Fills the plane evenly: the multiples of two roots, less their whole parts.
-    rows = [
-        (f"row {n}", n * 2**0.5 % 1, n * 3**0.5 % 1, f"group {n % 3}") for n in range(_NUM_MANY)
-    ]
-    table = Table(columns=columns, rows=rows)
-    chart = Plot(title="Many", table=table, x="x", y="y", by="group").scatter()
-    return render(Page(title="Many", blocks=[chart, table]))
-
-
-def test_many_points_and_rows_answer_at_once(visit: Callable[..., Any]) -> None:
-    page = visit(_many())
-    meter = page.context.new_cdp_session(page)
-    meter.send("Performance.enable", {"timeDomain": "threadTicks"})
-
-    def busy_s() -> float:
-        found = meter.send("Performance.getMetrics")["metrics"]
-        return float(next(item["value"] for item in found if item["name"] == "TaskDuration"))
-
-    def take_s(action: Callable[[], object]) -> float:
-        before = busy_s()
-        action()
-        page.wait_for_timeout(500)
-        return busy_s() - before
-
+def test_of_many_points_few_are_drawn_and_every_row_is_found(visit: Callable[..., Any]) -> None:
+    page = visit(render_many())
     count = "document.querySelector('figure.chart').view.data('table').length"
     box = page.locator(".plot").bounding_box()
-    x, y = box["x"] + 400, box["y"] + 150
     rows = page.locator(".table:not(figure *)")
-    page.mouse.move(x, y)
+    page.mouse.move(box["x"] + 400, box["y"] + 150)
     before = page.evaluate(count)
+    assert 1_000 < before < NUM_MANY / 4
     page.keyboard.down("Shift")
-    taken = {"zoom": take_s(lambda: page.mouse.wheel(0, -800))}
+    page.mouse.wheel(0, -800)
+    page.wait_for_timeout(500)
     page.keyboard.up("Shift")
     # Zoomed in, points are drawn that hid behind others.
     visible = page.evaluate("document.querySelector('figure.chart').view.signal('zoom').x")
     share = (visible[1] - visible[0]) ** 2
     assert page.evaluate(count) > before * share
-    taken["move"] = take_s(lambda: page.mouse.move(x + 5, y + 5))
-    taken["sort"] = take_s(lambda: rows.locator("thead button").nth(1).click())
-    taken["filter"] = take_s(lambda: rows.locator("input").fill("row 99999"))
+    rows.locator("input").fill("row 99999")
+    page.wait_for_timeout(500)
     assert "1 of 1 rows" == rows.locator(".count").inner_text()
-    assert {} == {name: spent for name, spent in taken.items() if spent > _MOST_S}
 
 
 def test_a_table_sorts_by_numbers_and_not_by_their_letters(visit: Callable[..., Any]) -> None:
