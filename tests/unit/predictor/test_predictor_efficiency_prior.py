@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from predictor_fakes import Rows, gemm_rows
+from predictor_fakes import Rows, base_us, gemm_rows
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import (
@@ -57,6 +57,21 @@ def test_the_doubt_is_what_devices_err_on_one_left_out_but_never_little(
     found = _ask_h100(service)
     assert float(found.high_us[0] / found.latency_us[0]) == pytest.approx(expected, rel=0.05)
     assert float(found.latency_us[0] / found.low_us[0]) == pytest.approx(expected, rel=0.05)
+
+
+def test_formats_of_another_width_do_not_say_how_efficient_products_are(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """However many devices measured them: kernels of FP8 reach another share of their peak."""
+    products = [row for name in ("a30", "a100_sxm_80") for row in gemm_rows(lambda _: 2.0, name)]
+    others = ("l40s", "b200", "gb200")
+    in_fp8 = [row for name in others for row in gemm_rows(lambda _: 9.0, name, dtype="fp8")]
+    service = make_predictor([*products, *in_fp8])
+    train(service)
+    found = _ask_h100(service)
+    dims = {"m": 64, "n": 4096, "k": 4096}
+    assert 2.0 == pytest.approx(found.latency_us[0] / base_us("gemm", dims, "h100_sxm"), rel=0.05)
+    assert "gemm on 2 other GPUs" in found.basis
 
 
 def _ask_h100(service: PredictorService) -> LatencyColumns:

@@ -175,7 +175,7 @@ class Estimator:
             return self._from_sources(call, query, sources, design)
         if table.phase is Phase.BACKWARD:
             return self._scale_forward(call, query)
-        transfer = self._models.transfer(spec, target.device, table.variant)
+        transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
         if not transfer.support.has_measured(spec):
             proxied = self._from_proxy(call, query)
             if proxied is not None:
@@ -226,7 +226,7 @@ class Estimator:
         is_own = source.target is call.target
         measured = design if is_own else build_design(spec, call.columns, source.target)
         weight = 1.0 if query.prefer_measured else self._measured_weight
-        transfer = self._models.transfer(spec, device, call.table.variant)
+        transfer = self._models.transfer(spec, device, call.table.variant, call.target.dtype)
         answered = self._from_series(source.choice, measured, weight)
         is_unlike = _is_unlike(source.choice, call)
         for other in source.choices[1:] if not query.framework else ():

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.measurements.estimate import LatencyQuery
+from foretoken.domain.measurements.estimate import DType, LatencyQuery
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.roofline import Target
@@ -58,9 +58,15 @@ class LearnedModels(ModelSet):
         is_missing = (spec.name, device.name) in self.missing
         return is_missing or ModelSet.has_transfer(self, spec, device, variant)
 
-    def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
+    def transfer(
+        self,
+        spec: OperatorSpec,
+        device: DeviceSpec,
+        variant: str = "",
+        dtype: DType | None = None,
+    ) -> TransferModel:
         """Return the typical efficiency of an operator: the version's if it has one."""
         subject = spec.name, device.name
         if subject in self.missing and not ModelSet.has_transfer(self, spec, device, variant):
-            return self.learn(subject).transfer(spec, device, variant)
-        return ModelSet.transfer(self, spec, device, variant)
+            return self.learn(subject).transfer(spec, device, variant, dtype)
+        return ModelSet.transfer(self, spec, device, variant, dtype)

@@ -228,12 +228,18 @@ class ModelSet:
         """Whether anything of an operator's kind tells its typical efficiency."""
         return not self.transfers.keys().isdisjoint(transfer_names(spec, device, variant))
 
-    def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
+    def transfer(
+        self,
+        spec: OperatorSpec,
+        device: DeviceSpec,
+        variant: str = "",
+        dtype: DType | None = None,
+    ) -> TransferModel:
         """Return the typical efficiency of an operator, or of its kind, or the default.
 
         That of the variant comes first: other weights take other kernels.
         """
-        names = transfer_names(spec, device, variant)
+        names = transfer_names(spec, device, variant, dtype)
         found = (self.transfers[name] for name in names if name in self.transfers)
         return next(found, default_transfer()).for_device(spec, device)
 

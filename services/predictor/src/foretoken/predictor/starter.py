@@ -19,7 +19,7 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError, NotTrainedError
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.measurements.estimate import LatencyQuery
+from foretoken.domain.measurements.estimate import DType, LatencyQuery
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import FEATURE_REVISION
@@ -264,10 +264,16 @@ class LayeredModels(ModelSet):
         is_nearer = bool(behind) and not behind[0].is_other_code
         return behind if is_nearer or not found else found
 
-    def transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> TransferModel:
+    def transfer(
+        self,
+        spec: OperatorSpec,
+        device: DeviceSpec,
+        variant: str = "",
+        dtype: DType | None = None,
+    ) -> TransferModel:
         """Return the typical efficiency of an operator: the own one if there is one."""
         has_own = self.own.has_transfer(spec, device, variant)
-        return (self.own if has_own else self.starter).transfer(spec, device, variant)
+        return (self.own if has_own else self.starter).transfer(spec, device, variant, dtype)
 
 
 def layer(own: ModelSet, starter: ModelSet) -> LayeredModels:

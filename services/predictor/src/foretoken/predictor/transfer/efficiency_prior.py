@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.domain.operators.spec.variant import format_variant, parse_variant
 from foretoken.jobs.executor import Executor
@@ -20,6 +21,7 @@ from foretoken.predictor.intervals.calibration import quantiles
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.training_rows import Series, SeriesKey
+from foretoken.predictor.transfer.device_columns import element_bits
 from foretoken.predictor.transfer.support import Support
 
 # Used before anything is measured: the middle, and the ends, of latency over base latency.
@@ -109,10 +111,13 @@ def default_transfer() -> TransferModel:
     return TransferModel(trees, _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG, Support())
 
 
-def transfer_names(spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> tuple[str, ...]:
+def transfer_names(
+    spec: OperatorSpec, device: DeviceSpec, variant: str = "", dtype: DType | None = None
+) -> tuple[str, ...]:
     """Return under which names a model may be found, the most telling first.
 
-    The same operator on other devices of the kind (GPU, CPU), in the variant first if there is one;
+    The same operator on other devices of the kind (GPU, CPU), in the variant first if there is one,
+    then in formats of the same width, for kernels of another reach other shares of their peak;
     other operators of the family on the same device; those on any device of the kind. How tokens
     were routed to experts makes no other variant here. A variant that is other work, such as a
     chain of kernels in place of one, neither tells the plain operator nor is estimated from it.
@@ -121,8 +126,12 @@ def transfer_names(spec: OperatorSpec, device: DeviceSpec, variant: str = "") ->
     essence = format_variant(facts)
     is_other_work = not _OTHER_WORK.isdisjoint(facts)
     families = _families_of(spec)[-1:] if is_other_work else _families_of(spec)
+    in_width = ""
+    if dtype is not None and spec.group in _MATRIX_GROUPS and not is_other_work:
+        in_width = f"{spec.name} in {element_bits(dtype)} bits on any {device.kind}"
     return (
         *((f"{spec.name} ({essence}) on any {device.kind}",) if essence else ()),
+        *((in_width,) if in_width else ()),
         *(() if is_other_work else (f"{spec.name} on any {device.kind}",)),
         *(f"{_KIND}{family} on {device.name}" for family in families),
         *(f"{_KIND}{family} on any {device.kind}" for family in families),
@@ -178,7 +187,7 @@ def _thin(samples: Sequence[_Sample]) -> Sequence[_Sample]:
 
 def _taught_names(key: SeriesKey) -> tuple[str, ...]:
     """Return the names of the models that a series tells."""
-    names = transfer_names(key.spec, key.target.device, key.variant)
+    names = transfer_names(key.spec, key.target.device, key.variant, key.target.dtype)
     return names if _OTHER_PLACE.isdisjoint(parse_variant(key.variant)) else names[:1]
 
 

@@ -19,8 +19,8 @@ from foretoken.predictor.roofline import FloatColumn
 MIN_POINTS = 9
 # The share of truths that an interval shall hold.
 _NOMINAL = 0.9
-# No interval is taken for narrower than this, points measured twice differ by as much, nor for wider:
-# a bound of zero says nothing.
+# No interval is taken for narrower than this, points measured twice differ by as much, nor for
+# wider: a bound of zero says nothing.
 _LEAST_LOG, _MOST_LOG = 0.01, 10.0
 # Prior standard deviation of the level of a correction, in log units, and what its field may be
 # like: octaves over which it bends, its standard deviation, that of a single point; the likeliest
