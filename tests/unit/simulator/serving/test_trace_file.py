@@ -87,6 +87,13 @@ def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
         load_trace(_write(tmp_path, good + line, "t.jsonl"))
 
 
+def test_a_key_of_blocks_with_too_many_digits_is_another_column(tmp_path: Path) -> None:
+    """Python refuses to make a number of them."""
+    key = "prompt_block_ids_" + "1" * 5000
+    line = f'{{"arrival_s": 0.5, "input_tokens": 7, "output_tokens": 3, "{key}": [1]}}'
+    assert load_trace(_write(tmp_path, line, "t.jsonl")).requests == (_REQUEST,)
+
+
 def test_a_file_that_cannot_be_read_is_an_invalid_request(tmp_path: Path) -> None:
     for path in (tmp_path / "none.csv", tmp_path):
         with pytest.raises(InvalidRequestError, match="cannot read"):

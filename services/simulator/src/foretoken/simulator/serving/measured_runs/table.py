@@ -58,7 +58,7 @@ _EXPECTED = (
     "expected a header with arrival_s, input_tokens, output_tokens, first_token_s or ttft_ms, and"
     " last_token_s or e2e_ms or tpot_ms"
 )
-_BLOCK_IDS = re.compile(r"^prompt_block_ids_(\d+)$")
+_BLOCK_IDS = re.compile(r"^prompt_block_ids_(\d{1,9})$")
 _CONTENT = "workload.jsonl"
 
 

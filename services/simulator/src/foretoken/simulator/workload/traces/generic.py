@@ -47,7 +47,7 @@ _NS_PER_S = 1e9
 _EPOCH_S = 1e9
 # A number, too, may have a dash: a sign before it or before its exponent.
 _DATE = re.compile(r"\s*\d+-")
-_HASHES = re.compile(r"(?:prompt_block_ids|block_hashes|block_ids|hash_ids)(?:_(\d+))?")
+_HASHES = re.compile(r"(?:prompt_block_ids|block_hashes|block_ids|hash_ids)(?:_(\d{1,9}))?")
 
 
 @dataclass(slots=True)
