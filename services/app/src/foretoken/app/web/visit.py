@@ -74,13 +74,23 @@ class Visit:
         found: SimulatorPort = self.guard("simulator")
         return found
 
+    @cached_property
+    def asked(self) -> dict[str, str]:
+        """The first value of every name in the query string."""
+        return {name: values[0] for name, values in self.query.items()}
+
+    @cached_property
+    def posted(self) -> dict[str, str]:
+        """The first value of every name that was posted."""
+        return {name: values[0] for name, values in self.form.items()}
+
     def may(self, right: str) -> bool:
         """Return whether the caller has a right."""
         return self.access.allows(Right(right), self.caller.names)
 
     def first(self, name: str, default: str = "") -> str:
         """Return the first value of a name in the query string."""
-        return (self.query.get(name) or [default])[0]
+        return self.asked.get(name, default)
 
     def guard(self, service: str) -> Any:
         """Return a service by name, as the caller may use it."""

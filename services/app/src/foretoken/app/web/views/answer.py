@@ -17,7 +17,7 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
 from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.domain.requests.search import Finalist, ServingSearchReport
+from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.simulator.launch.deployment import write_deployment
 
 # Columns the page ranks by and shows; the others stay in the table that can be exported.
@@ -89,8 +89,7 @@ def send_candidates(visit: Visit) -> Sent:
 def send_deployment(visit: Visit) -> Sent:
     """Send the files that start a finalist: the one that is named, or the best that meets all."""
     report = read_search(visit, visit.place["job"])
-    chosen = _choose(report, visit.first("name")) or find_launched(report)
-    scenario = schema.decode(ServingScenario, json.loads(chosen.scenario_json))
+    scenario = _scenario_of(report, visit.first("name"))
     packed = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         write_deployment(scenario, Path(folder))
@@ -104,8 +103,7 @@ def send_deployment(visit: Visit) -> Sent:
 def simulate(visit: Visit) -> Redirect:
     """Simulate a finalist for itself, with all its requests and steps; go to the job."""
     report = read_search(visit, visit.place["job"])
-    chosen = _choose(report, (visit.form.get("name") or [""])[0]) or find_launched(report)
-    scenario = schema.decode(ServingScenario, json.loads(chosen.scenario_json))
+    scenario = _scenario_of(report, visit.posted.get("name", ""))
     job = visit.simulator.create_serving_simulation(scenario)
     return Redirect(f"/jobs/simulator/{job.job_id}")
 
@@ -140,11 +138,18 @@ def wait_a_moment(visit: Visit, job_id: str) -> Job | None:
     return job
 
 
-def _choose(report: ServingSearchReport, name: str) -> Finalist | None:
+def _scenario_of(report: ServingSearchReport, name: str) -> ServingScenario:
+    """Return the deployment of the finalist of that name; without one of the best that meets all.
+
+    Raises:
+        InvalidRequestError: no finalist is called so, or none meets the targets.
+
+    """
     found = next((finalist for finalist in report.finalists if finalist.name == name), None)
     if name and found is None:
         raise InvalidRequestError.of_field("name", f"{name} was not simulated")
-    return found
+    chosen = found or find_launched(report)
+    return schema.decode(ServingScenario, json.loads(chosen.scenario_json))
 
 
 def _launched(report: ServingSearchReport) -> str:

@@ -52,15 +52,13 @@ _TRAINING = QuestionForm(
 
 def show_serving(visit: Visit) -> Shown:
     """Show the form of a serving question; an address may fill it in."""
-    given = {name: values[0] for name, values in visit.query.items()}
-    return _show_serving(given or _EXAMPLE, {}, is_whole=bool(given))
+    return _show_serving(visit.asked or _EXAMPLE, {}, is_whole=bool(visit.asked))
 
 
 def ask_serving(visit: Visit) -> Shown | Redirect:
     """Start the closed form, and the simulation of its finalists; go to the answer."""
-    given = {name: values[0] for name, values in visit.form.items()}
     try:
-        request = read_serving_request(given)
+        request = read_serving_request(visit.posted)
         quick = visit.simulator.create_serving_search(replace(request, num_finalists=0))
         target = f"/answers/{quick.job_id}"
         # The closed form has the machine for itself first.
@@ -68,17 +66,13 @@ def ask_serving(visit: Visit) -> Shown | Redirect:
         if request.num_finalists:
             whole = visit.simulator.create_serving_search(request)
             target += "?" + urlencode({"simulation": whole.job_id})
-    except InvalidRequestError as err:
-        return _show_serving(given, find_problems(err), is_whole=True, status=400)
     except ForetokenError as err:
-        if err.reason not in FORM_REASONS:
-            raise
-        return _show_serving(given, {"": err.message}, is_whole=True, status=400)
+        return _show_serving(visit.posted, find_problems(err), is_whole=True, status=400)
     return Redirect(target)
 
 
-# What a form can be corrected for.
-FORM_REASONS = {"UNKNOWN_MODEL", "UNKNOWN_DEVICE", "UNKNOWN_PLUGIN", "SEARCH_TOO_LARGE"}
+# What a form can be corrected for, though no field is named.
+_FORM_REASONS = {"UNKNOWN_MODEL", "UNKNOWN_DEVICE", "UNKNOWN_PLUGIN", "SEARCH_TOO_LARGE"}
 
 
 def read_serving_request(given: Mapping[str, str]) -> ServingSearchRequest:
@@ -101,21 +95,16 @@ def read_serving_request(given: Mapping[str, str]) -> ServingSearchRequest:
 
 def show_training(visit: Visit) -> Shown:
     """Show the form of a training question."""
-    given = {name: values[0] for name, values in visit.query.items()}
-    return _show_training(given or _TRAINING_EXAMPLE, {}, is_whole=bool(given))
+    return _show_training(visit.asked or _TRAINING_EXAMPLE, {}, is_whole=bool(visit.asked))
 
 
 def ask_training(visit: Visit) -> Shown | Redirect:
     """Start a search for the best strategy; go to its job."""
-    given = {name: values[0] for name, values in visit.form.items()}
     try:
-        job = visit.simulator.create_training_search(read_training_request(given))
-    except InvalidRequestError as err:
-        return _show_training(given, find_problems(err), is_whole=True, status=400)
+        request = read_training_request(visit.posted)
+        job = visit.simulator.create_training_search(request)
     except ForetokenError as err:
-        if err.reason not in FORM_REASONS:
-            raise
-        return _show_training(given, {"": err.message}, is_whole=True, status=400)
+        return _show_training(visit.posted, find_problems(err), is_whole=True, status=400)
     return Redirect(f"/jobs/simulator/{job.job_id}")
 
 
@@ -150,7 +139,7 @@ def _show_serving(
     given: Mapping[str, str], problems: Mapping[str, str], *, is_whole: bool, status: int = 200
 ) -> Shown:
     groups = _SERVING.fields(given if is_whole else None, problems, _SERVING_FIRST)
-    content = {**_names(), "given": given, "problems": problems, "groups": groups}
+    content = {**known_names(), "given": given, "problems": problems, "groups": groups}
     return Shown(template="ask_serving.html", content=content, status=status)
 
 
@@ -158,11 +147,12 @@ def _show_training(
     given: Mapping[str, str], problems: Mapping[str, str], *, is_whole: bool, status: int = 200
 ) -> Shown:
     groups = _TRAINING.fields(given if is_whole else None, problems, _TRAINING_FIRST)
-    content = {**_names(), "given": given, "problems": problems, "groups": groups}
+    content = {**known_names(), "given": given, "problems": problems, "groups": groups}
     return Shown(template="ask_training.html", content=content, status=status)
 
 
-def _names() -> dict[str, Any]:
+def known_names() -> dict[str, Any]:
+    """Return what forms propose, by the name that templates have for it."""
     return {
         "models": list(all_models()),
         "devices": {device.name: device.description for device in all_devices().values()},
@@ -172,8 +162,17 @@ def _names() -> dict[str, Any]:
     }
 
 
-def find_problems(error: InvalidRequestError) -> dict[str, str]:
-    """Return what is wrong by the field of the form; under "" what no field is to blame for."""
+def find_problems(error: ForetokenError) -> dict[str, str]:
+    """Return what is wrong by the field of the form; under "" what no field is to blame for.
+
+    Raises:
+        ForetokenError: the error, where no other form would help.
+
+    """
+    if not isinstance(error, InvalidRequestError):
+        if error.reason not in _FORM_REASONS:
+            raise error
+        return {"": error.message}
     found: dict[str, str] = {}
     for violation in error.violations:
         name = violation.field.removeprefix("--").rpartition(".")[2]

@@ -5,16 +5,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from foretoken.app.web.views.ask import FORM_REASONS, find_problems, model_text
+from foretoken.app.web.views.ask import find_problems, known_names, model_text
 from foretoken.app.web.views.results import send_page
 from foretoken.app.web.visit import Sent, Shown, Upload, Visit
 from foretoken.client.job_wait import wait_for_job
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
-from foretoken.domain.frameworks.engine import all_engines
-from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.job import JobState, error_of_job
-from foretoken.domain.models.architecture import all_models
 from foretoken.domain.models.load import load_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.serving_run import ServingRun
@@ -32,23 +29,17 @@ _EXAMPLE: Final = {"model": "llama-3.1-8b", "device": "h100_sxm", "tp": "1"}
 
 def show(visit: Visit) -> Shown:
     """Show the form."""
-    given = {name: values[0] for name, values in visit.query.items()}
-    return _show(given or _EXAMPLE, {})
+    return _show(visit.asked or _EXAMPLE, {})
 
 
 def compare(visit: Visit) -> Shown | Sent:
     """Simulate the measured requests, wait for that, and send the page of the comparison."""
-    given = {name: values[0] for name, values in visit.form.items()}
     try:
-        server = _read_scenario(given)
+        server = _read_scenario(visit.posted)
         run = _read_run(visit.uploads.get(_MEASURED))
         scenario = scenario_of_run(server, run)
-    except InvalidRequestError as err:
-        return _show(given, find_problems(err), status=400)
     except ForetokenError as err:
-        if err.reason not in FORM_REASONS:
-            raise
-        return _show(given, {"": err.message}, status=400)
+        return _show(visit.posted, find_problems(err), status=400)
     job = wait_for_job(visit.simulator, visit.simulator.create_serving_simulation(scenario))
     if job.state is not JobState.SUCCEEDED:
         raise error_of_job(job)
@@ -99,11 +90,5 @@ def _read_scenario(given: dict[str, str]) -> ServingScenario:
 
 
 def _show(given: dict[str, str], problems: dict[str, str], status: int = 200) -> Shown:
-    content = {
-        "given": given,
-        "problems": problems,
-        "models": list(all_models()),
-        "devices": {device.name: device.description for device in all_devices().values()},
-        "engines": list(all_engines()),
-    }
+    content = {**known_names(), "given": given, "problems": problems}
     return Shown(template="validate.html", content=content, status=status)
