@@ -189,10 +189,11 @@ class Estimator:
         """Return what the surest source says; few points of the device's own correct another's."""
         if call.spec.is_collective:
             return self._complete(call, query, self._from_source(call, query, sources[0], design))
-        own, reference = choose_correction(sources, call.target)
-        answered = self._from_source(call, query, own or sources[0], design)
-        if own is None or reference is None:
-            return answered
+        pair = choose_correction(sources, call.target)
+        if pair is None:
+            return self._from_source(call, query, sources[0], design)
+        own, reference = pair
+        answered = self._from_source(call, query, own, design)
         found = self._from_source(call, query, reference, design)
         correction = self._correction(call, query, own, reference)
         report = own.choice.model.report

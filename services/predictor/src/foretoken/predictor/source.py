@@ -114,21 +114,19 @@ def find_source(
     return next(iter(find_sources(models, spec, target, wanted)), None)
 
 
-def choose_correction(
-    sources: Sequence[Source], asked: Target
-) -> tuple[Source | None, Source | None]:
-    """Return the source of own points that correct another's answers, and that other; or neither.
+def choose_correction(sources: Sequence[Source], asked: Target) -> tuple[Source, Source] | None:
+    """Return the source of own points that correct another's answers, and that other; or None.
 
     Own points are of the very operator, and of the software that the other's are of, or of one
     nearer to what was asked.
     """
     own = next((source for source in sources if _may_correct(source, asked)), None)
     if own is None:
-        return None, None
+        return None
     others = (source for source in sources if source is not own)
     alike = (item for item in others if own.choice.software <= item.choice.software)
     reference = next((item for item in alike if not _is_worse(item, own)), None)
-    return (own, reference) if reference is not None else (None, None)
+    return (own, reference) if reference is not None else None
 
 
 def _may_correct(source: Source, asked: Target) -> bool:
