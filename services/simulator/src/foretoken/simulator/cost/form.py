@@ -158,10 +158,10 @@ class SurfaceForm:
             num_parts * _sum_nodes(nodes, groups, answer_of) for nodes in (sent, computed)
         )
         num_groups = len(groups)
-        beside_us = computed_us(tokens, groups, axes[0] / self._spec.layout.dp)
+        own_us = computed_us(tokens, groups, axes[0] / self._spec.layout.dp)
         ratio = waiting_ratio(
             sent_values[:, :num_groups].sum(axis=1),
-            values[:, :num_groups].sum(axis=1) + beside_us,
+            values[:, :num_groups].sum(axis=1) + own_us,
             num_parts,
             sum(node.repeat for node in sent[0]),
         )

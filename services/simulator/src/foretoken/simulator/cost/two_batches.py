@@ -40,9 +40,11 @@ def split_transfers(
     )
 
 
-def waiting_ratio(sent_us: Floats, computed_us: Floats, num_parts: Ints, num_layers: int) -> Floats:
+def waiting_ratio(
+    sent_us: Floats, computed_us: Floats, num_parts: Ints, num_transfers: int
+) -> Floats:
     """Return the share of the transfers that steps wait for: all of one part, the rest of two."""
-    first_us = sent_us / (num_layers * num_parts)
+    first_us = sent_us / (num_transfers * num_parts)
     left_us = np.maximum(sent_us - computed_us, first_us)
     waits_us = np.where(num_parts > 1, np.minimum(left_us, sent_us), sent_us)
     return np.divide(waits_us, sent_us, out=np.ones_like(waits_us), where=sent_us > 0)

@@ -231,7 +231,7 @@ def simulate_load(task: LoadTask, basis: LoadBasis) -> LoadOutcome:
             probe=CapacityProbe(rate_rps=0.0, is_met=False),
             report=replace(report, feasibility=feasibility),
         )
-    run = _run_steadily(deployment, task)
+    run = _run_steadily(deployment, task, plan)
     verdict = make_judge(_shown_targets(basis.targets), scenario).judge(run.steady)
     probe = CapacityProbe(
         rate_rps=run.window.request_throughput_rps * task.num_parts,
@@ -257,13 +257,14 @@ class _SteadyRun:
     window: SteadyWindow
 
 
-def _run_steadily(deployment: PreparedDeployment, task: LoadTask) -> _SteadyRun:
+def _run_steadily(deployment: PreparedDeployment, task: LoadTask, plan: RequestPlan) -> _SteadyRun:
     """Return a run that was warmed up until it was steady, or as long as is reasonable."""
     if task.num_under_way == 0:
-        record = deployment.run(_plan(task), _say_nothing)
+        record = deployment.run(plan, _say_nothing)
         return _SteadyRun(record=record, steady=record, window=_whole_window(record))
     counts = list(_list_counts(task))
-    plan = _plan(task, counts[-1])
+    if plan.concurrency and len(counts) > 1:
+        plan = _lengthen(task, counts[-1])
     run = deployment.start(plan)
     for count in counts:
         end = count - task.num_under_way
@@ -272,8 +273,9 @@ def _run_steadily(deployment: PreparedDeployment, task: LoadTask) -> _SteadyRun:
             run.go_on(end, _say_nothing)
         else:
             # Rates are given, and whoever arrives later changes what those before wait for.
-            plan = _plan(task, count)
-            run = deployment.start(plan)
+            if count != counts[0]:
+                plan = _lengthen(task, count)
+                run = deployment.start(plan)
             run.go_on(count, _say_nothing)
         record = run.record()
         # Before every place of a loop was used once, none is steady.
@@ -304,12 +306,10 @@ def _list_counts(task: LoadTask) -> Iterator[int]:
         yield count
 
 
-def _plan(task: LoadTask, num_requests: int = 0) -> RequestPlan:
-    """Return the requests of a task; so many in place of the workload's own, unless 0."""
+def _lengthen(task: LoadTask, num_requests: int) -> RequestPlan:
+    """Return the requests of a task's workload made so many."""
     scenario = task.scenario
-    workload = scenario.workload
-    if num_requests:
-        workload = replace(workload, num_requests=num_requests)
+    workload = replace(scenario.workload, num_requests=num_requests)
     return resolve_workload(workload, scenario.slo_classes, scenario.seed)
 
 
