@@ -31,29 +31,30 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
-_STORE_BYTES = 80 * 2**20
+_NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def head() -> Iterator[Any]:
     # As if this folder were installed on the nodes.
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", str(Path(search_tasks.__file__).parent))
-        yield from _run_cluster()
+        cluster = cluster_utils.Cluster(
+            initialize_head=True, head_node_args={**_NODE, "include_dashboard": False}
+        )
+        yield cluster
+        cluster.shutdown()
 
 
-def _run_cluster() -> Iterator[Any]:
-    node = {"num_cpus": 1, "object_store_memory": _STORE_BYTES}
-    cluster = cluster_utils.Cluster(
-        initialize_head=True, head_node_args={**node, "include_dashboard": False}
-    )
-    cluster.add_node(**node)
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+@pytest.fixture
+def cluster(head: Any) -> Any:
+    """Two nodes, whichever test ran before and killed one."""
+    if not head.worker_nodes:
+        head.add_node(**_NODE)
+    return head
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def executor(cluster: Any) -> Iterator[Executor]:
     executor = open_executor(cluster.address)
     yield executor
@@ -113,7 +114,7 @@ def test_two_searches_share_the_cluster(executor: Executor, tmp_path: Path) -> N
 
 
 def test_a_killed_node_s_items_are_done_again(cluster: Any, executor: Executor) -> None:
-    """The results are those of one thread; last, for one node is left."""
+    """The results are those of one thread."""
     loads = [Load(seed=seed, rate_rps=30.0, num_requests=60) for seed in range(60)]
     expected = dict(InlineExecutor().run(simulate, loads, flat_tables()))
     results = executor.run(simulate, loads, flat_tables())
@@ -121,12 +122,18 @@ def test_a_killed_node_s_items_are_done_again(cluster: Any, executor: Executor) 
     (node,) = cluster.worker_nodes
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
     found.update(results)
+    cluster.remove_node(node)
     assert sorted(expected) == sorted(found)
     for index, times in expected.items():
         np.testing.assert_array_equal(times, found[index], strict=True)
 
 
-def test_an_address_where_nobody_listens_is_said() -> None:
+def test_a_connection_that_was_ended_is_made_again(executor: Executor) -> None:
+    """To the executor's cluster: Ray by itself takes the newest of this machine."""
     ray.shutdown()
+    assert {0: 1, 1: 2} == dict(executor.run(search_tasks.add, range(2), 1))
+
+
+def test_an_address_where_nobody_listens_is_said() -> None:
     with pytest.raises(ServiceUnavailableError, match=r"127.0.0.1:1 does not answer .* ray_addr"):
         open_executor("127.0.0.1:1")
