@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.serving.finalists import (
+    LoadTask,
     find_warm_up,
     is_steady,
+    list_counts,
     mean_under_way,
     measure_between,
 )
@@ -135,3 +138,26 @@ def test_a_loop_is_steady_whose_rounds_are_alike(growth: int, expected: bool) ->
     loop = replace(record, requests=changed)
 
     assert expected == is_steady(loop, num_round)
+
+
+@pytest.mark.parametrize(
+    ("num_longer", "is_loop", "expected"),
+    [
+        (0, True, [800]),
+        (2, False, [800, 1300, 2300]),
+        (1, True, [800, 900, 1000, 1100, 1200, 1300]),
+    ],
+)
+def test_a_loop_is_looked_at_after_every_round(
+    num_longer: int, expected: list[int], *, is_loop: bool
+) -> None:
+    """Of 100 under way; what begins anew for a longer warm-up only when that was doubled."""
+    task = LoadTask(
+        scenario=ServingScenario(model="llama-3.1-8b", device="h100_sxm"),
+        num_parts=1,
+        num_under_way=100,
+        num_measured=200,
+        num_longer=num_longer,
+        wants_report=True,
+    )
+    assert expected == list_counts(task, 800, is_loop=is_loop)

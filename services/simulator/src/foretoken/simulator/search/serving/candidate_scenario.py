@@ -110,7 +110,7 @@ class CandidateMaker:
             or cluster.routing.max_outstanding > 0
             or any(pool.autoscaling for pool in cluster.pools)
         )
-        if not self._is_loop or is_shared or base.lora or router != _KEEPS_APART:
+        if not self.is_loop or is_shared or base.lora or router != _KEEPS_APART:
             return 1
         num_replicas = int(points.replicas[row])
         has_pools = points.prefill_kind[row] >= 0
@@ -136,7 +136,8 @@ class CandidateMaker:
         return spec.arrival == "trace" or spec.sessions is not None
 
     @property
-    def _is_loop(self) -> bool:
+    def is_loop(self) -> bool:
+        """Whether candidates are run as closed loops: nothing says when requests arrive."""
         return not self._has_own_times and not self.request.target_rps
 
     def _is_plain(self, row: int, pools: Sequence[ReplicaPool]) -> bool:
@@ -194,7 +195,7 @@ class CandidateMaker:
         under_way = self.count_under_way(row, load)
         measured = self.count_measured(row, load)
         num_requests = (load.num_rounds + 1) * under_way + measured
-        if self._is_loop:
+        if self.is_loop:
             # All at once would show how a burst of them is worked off, not the steady load.
             ramp_s = f"{under_way / rate_rps:.6f}"
             return replace(

@@ -163,8 +163,9 @@ def _half(num_requests: int, num_round: int) -> int:
 OTHER_RATIOS = (0.25, 0.5, 0.75, 1.25)
 # How those are run: filled beyond what it carries a deployment takes longer to become steady.
 _NUM_ROUNDS, _NUM_ROUNDS_BEYOND, _NUM_MEASURED = 3, 8, 400
-# How often a run that is not steady yet at the load proposed is warmed up for longer.
-_MAX_LONGER = 2
+# How often the warm-up of a run is doubled that is not steady yet: at the load proposed, and of a
+# closed loop beyond it, which begins with half the rounds.
+_NUM_LONGER, _NUM_LONGER_BEYOND = 2, 1
 # What is reported of each load where the targets limit no latency; far beyond any.
 _SHOWN_METRICS, _UNLIMITED_MS = ("ttft_ms", "tpot_ms"), 1e12
 _SHOWN_PERCENTILE = 99
@@ -177,14 +178,15 @@ class LoadTask:
     """A scenario to simulate, of which the deployment is `num_parts`.
 
     The last `num_measured` requests before as many as are under way are those that count; all where
-    `num_under_way` is 0. With `wants_report` all that is known of the run is asked for, and it is
-    run until it is steady.
+    `num_under_way` is 0. With `wants_report` all that is known of the run is asked for. The warm-up
+    of a run that is not steady is doubled up to `num_longer` times.
     """
 
     scenario: ServingScenario
     num_parts: int
     num_under_way: int
     num_measured: int
+    num_longer: int
     wants_report: bool
 
 
@@ -262,7 +264,8 @@ def _run_steadily(deployment: PreparedDeployment, task: LoadTask, plan: RequestP
     if task.num_under_way == 0:
         record = deployment.run(plan, _say_nothing)
         return _SteadyRun(record=record, steady=record, window=_whole_window(record))
-    counts = list(_list_counts(task))
+    num_requests = task.scenario.workload.num_requests
+    counts = list_counts(task, num_requests, is_loop=plan.concurrency > 0)
     if plan.concurrency and len(counts) > 1:
         plan = _lengthen(task, counts[-1])
     run = deployment.start(plan)
@@ -296,14 +299,19 @@ def _run_steadily(deployment: PreparedDeployment, task: LoadTask, plan: RequestP
     return _SteadyRun(record=record, steady=take_requests(record, first, end), window=window)
 
 
-def _list_counts(task: LoadTask) -> Iterator[int]:
-    """Yield after how many requests a run may be steady: of one that wants a report, ever more."""
-    count = task.scenario.workload.num_requests
-    yield count
-    for _ in range(_MAX_LONGER if task.wants_report else 0):
-        end = count - task.num_under_way
-        count += max(end - task.num_measured, end // 2)
-        yield count
+def list_counts(task: LoadTask, num_requests: int, *, is_loop: bool) -> Sequence[int]:
+    """Return after how many requests a run may be steady that begins with so many, ascending.
+
+    A closed loop goes on where it is, so one can look after every round.
+    """
+    counts = [num_requests]
+    for _ in range(task.num_longer):
+        end = counts[-1] - task.num_under_way
+        counts.append(counts[-1] + max(end - task.num_measured, end // 2))
+    if not is_loop:
+        return counts
+    step = max(task.num_under_way, task.num_measured // 2)
+    return [*range(counts[0], counts[-1], step), counts[-1]]
 
 
 def _lengthen(task: LoadTask, num_requests: int) -> RequestPlan:
@@ -436,14 +444,19 @@ def make_finalist(
 
 def _make_task(maker: CandidateMaker, row: int, name: str, ratio: float) -> LoadTask:
     load = CandidateLoad(ratio=ratio, num_parts=maker.count_parts(row))
+    num_longer = _NUM_LONGER if ratio == 1.0 else 0
     if ratio != 1.0:
         num_rounds = _NUM_ROUNDS_BEYOND if ratio > 1.0 else _NUM_ROUNDS
+        if ratio > 1.0 and maker.is_loop:
+            num_longer = _NUM_LONGER_BEYOND
+            num_rounds >>= num_longer
         load = replace(load, num_rounds=num_rounds, num_measured=_NUM_MEASURED)
     return LoadTask(
         scenario=maker.scenario(row, name, load),
         num_parts=load.num_parts,
         num_under_way=maker.count_under_way(row, load),
         num_measured=maker.count_measured(row, load),
+        num_longer=num_longer,
         wants_report=ratio == 1.0,
     )
 
