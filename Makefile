@@ -220,6 +220,10 @@ bench-training-search: setup ## training strategies per second, partition times,
 bench-search: setup ## searches: best deployments, capacity, scaling, beside measured rows and other tools (minutes)
 	@for script in $(SEARCH_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
+.PHONY: bench-first-minute
+bench-first-minute: setup ## what the first questions take in a new home, and with NVIDIA's tables where WHEEL names them
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_first_minute.py $(if $(WHEEL),--wheel $(WHEEL))
+
 .PHONY: bench-models
 bench-models: setup ## all current models: parameters, bytes, fit, a decoding step and what of it is measured (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_models.py --operators $(if $(DEVICE),--device $(DEVICE))
