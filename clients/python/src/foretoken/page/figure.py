@@ -1,18 +1,11 @@
-"""How all figures look, and how one becomes part of a page.
+"""How figures look that are written as picture files.
 
 Colours that people with any colour vision can tell apart: Okabe and Ito, "Color Universal Design",
 2008.
 """
 
-import io
-import re
 from typing import Any
 
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-
-# Stands for the page's text colour: the SVG says `currentColor` instead, so a figure reads on a
-# light and on a dark page.
 INK = "#0b0c0e"
 
 BLUE, ORANGE, GREEN = "#0072b2", "#e69f00", "#009e73"
@@ -23,7 +16,7 @@ SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION)
 
 WIDTH_INCHES = 9.0
 
-# For `matplotlib.rc_context`, around the making of a figure and `figure_to_svg`.
+# For `matplotlib.rc_context`, around the making of a figure.
 STYLE: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -60,31 +53,3 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "foretoken",
 }
-
-_DOTS_PER_INCH = 150
-
-
-def plain_text(text: str) -> str:
-    """Return text that is drawn as it stands; a dollar would begin a formula."""
-    return text.replace("$", r"\$")
-
-
-def figure_to_svg(figure: Figure, slug: str) -> str:
-    """Return the figure as an SVG element that can stand inside a page with others.
-
-    `slug` begins the ids of its parts; each figure of a page needs its own.
-    """
-    file = io.StringIO()
-    metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    # As `savefig` does, which first draws the figure once more to lay it out.
-    figure.set_dpi(_DOTS_PER_INCH)
-    FigureCanvasSVG(figure).print_svg(file, metadata=metadata)
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    # Ids are unique in a figure only.
-    svg = re.sub(r'\bid="', f'id="{slug}-', svg)
-    svg = svg.replace('href="#', f'href="#{slug}-').replace("url(#", f"url(#{slug}-")
-    return svg.replace(INK, "currentColor")

@@ -64,16 +64,6 @@ def kind_label(kind: int) -> str:
     return SPAN_KINDS[kind].replace("_", " ")
 
 
-def chunk_places(spans: SpanArrays) -> Integers:
-    """Return which of its stage's chunks each span is of, from 0; 0 for those of none."""
-    places = np.zeros(len(spans.stage), dtype=np.int64)
-    for stage in spans.stages:
-        is_here = (spans.stage == stage) & (spans.micro_batch >= 0)
-        chunks = np.unique(spans.chunk[is_here])
-        places[is_here] = np.searchsorted(chunks, spans.chunk[is_here])
-    return places
-
-
 def assign_lanes(spans: SpanArrays) -> list[int]:
     """Return the lane of each span in its stream of its stage: the first that is free, from 0.
 
