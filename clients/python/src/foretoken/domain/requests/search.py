@@ -215,7 +215,11 @@ class ServingSpace:
     tp: tuple[int, ...] = option(
         (), "Tensor-parallel degrees: `1,2,4,8`. Default: every sensible one.", minimum=1
     )
-    pp: tuple[int, ...] = option((), "Pipeline stages: `1,2`. Default: 1.", minimum=1)
+    pp: tuple[int, ...] = option(
+        (),
+        "Pipeline stages: `1,2`. Default: 1, and over whole nodes 2, 4 and so on.",
+        minimum=1,
+    )
     dp: tuple[int, ...] = option(
         (), "Data-parallel degrees of a replica: `1,8`. Default: 1.", minimum=1
     )

@@ -380,7 +380,7 @@ class ServingSpace(_message.Message):
 
     @_builtins.property
     def pp(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Pipeline-parallel degrees. Empty: 1."""
+        """Pipeline-parallel degrees. Empty: 1, and over whole nodes 2, 4 and so on."""
 
     @_builtins.property
     def dp(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

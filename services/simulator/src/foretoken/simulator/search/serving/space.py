@@ -179,13 +179,25 @@ def _layouts(request: ServingSearchRequest, device: str) -> list[ParallelLayout]
     degrees = space.tp or tuple(tp for tp in powers if not any(count % tp for count in heads))
     is_shared = request.scenario.layout.attention_dp
     found = []
-    for tp, pp, dp, ep in product(degrees, space.pp or (1,), space.dp or (1,), space.ep or (1,)):
-        layout = ParallelLayout(tp=tp, pp=pp, dp=dp, ep=ep, attention_dp=is_shared and dp > 1)
-        # Without shared experts data-parallel engines are replicas, which are counted anyway.
-        layout = replica_layout(layout)
-        if layout.num_devices <= space.max_devices:
-            found.append(layout)
+    for tp, dp in product(degrees, space.dp or (1,)):
+        stages = space.pp or _stages(tp, most, space.max_devices)
+        for pp, ep in product(stages, space.ep or (1,)):
+            layout = ParallelLayout(tp=tp, pp=pp, dp=dp, ep=ep, attention_dp=is_shared and dp > 1)
+            # Without shared experts data-parallel engines are replicas, which are counted anyway.
+            layout = replica_layout(layout)
+            if layout.num_devices <= space.max_devices:
+                found.append(layout)
     return found
+
+
+def _stages(tp: int, most: int, max_devices: int) -> tuple[int, ...]:
+    """Return the pipelines tried where none are named: what is larger than a node goes over some.
+
+    Inside a node tensor parallelism answers sooner at no more cost in memory.
+    """
+    if tp < most:
+        return (1,)
+    return tuple(1 << power for power in range((max_devices // most).bit_length()))
 
 
 def _node_devices(scenario: ServingScenario, device: str) -> int:
