@@ -75,7 +75,7 @@ def serve_home(
         home=str(home), server=server_config, simulator=simulator, predictor=predictor or {}
     )
     with Composition(config) as composition:
-        running = serve_web(server_config, services, composition)
+        running = serve_web(config, services, composition)
         try:
             yield WebClient(running.port)
         finally:

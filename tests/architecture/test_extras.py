@@ -17,11 +17,13 @@ _MODULES = {
     "grpcio-health-checking": "grpc_health",
     "grpcio-reflection": "grpc_reflection",
     "nvidia-ml-py": "pynvml",
+    "opentelemetry-exporter-otlp-proto-grpc": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
     "prometheus-client": "prometheus_client",
 }
 # The extras that a service's features need on top of a plain installation.
 _EXTRAS = {
-    "app": (),
+    "app": ("tracing",),
     "catalog": (),
     "predictor": (),
     "profiler": ("profiler", "graphs", "kubernetes"),

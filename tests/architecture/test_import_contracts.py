@@ -21,6 +21,7 @@ _BREACHES = (
     ("duckdb-in-catalog", "predictor/breach_duckdb.py", "import duckdb"),
     ("lightgbm-in-predictor", "simulator/breach_lightgbm.py", "import lightgbm"),
     ("ray-in-its-executor", "simulator/breach_ray.py", "import ray"),
+    ("opentelemetry-in-its-recorder", "app/breach_opentelemetry.py", "import opentelemetry"),
     (
         "results-before-pages",
         "simulator/serving/breach_report.py",

@@ -18,6 +18,7 @@ _HEAVY = (
     "lightgbm",
     "matplotlib",
     "numba",
+    "opentelemetry",
     "pandas",
     "prometheus_client",
     "ray",

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from foretoken.app.config import ServerConfig
 from foretoken.app.serve import HealthServicer, new_server
+from foretoken.app.telemetry.call_log import OFF
 from foretoken.client.channel_options import ChannelOptions
 
 P = TypeVar("P")
@@ -21,10 +22,16 @@ def serve(
     port: P,
     config: ServerConfig | None = None,
     registry: CollectorRegistry | None = None,
+    logged_calls: str = OFF,
 ) -> Iterator[ChannelOptions]:
     """Serve a port object, and yield how to reach it."""
     with ExitStack() as closing:
-        server = new_server(config or ServerConfig(), registry or CollectorRegistry(), closing)
+        server = new_server(
+            config or ServerConfig(),
+            registry or CollectorRegistry(),
+            closing,
+            logged_calls=logged_calls,
+        )
         health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
         register(server, port)
         number = server.add_insecure_port("127.0.0.1:0")

@@ -41,7 +41,7 @@ def web(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[WebCl
             there = dict.fromkeys(_SERVICES, f"127.0.0.1:{running.port}")
             config = replace(config, endpoints=EndpointsConfig(**there))
         composition = stack.enter_context(Composition(config))
-        server = serve_web(config.server, _SERVICES, composition)
+        server = serve_web(config, _SERVICES, composition)
         stack.callback(server.close)
         yield WebClient(server.port)
 

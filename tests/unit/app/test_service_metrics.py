@@ -1,23 +1,31 @@
 """Metrics of services that run in this process."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
+from foretoken.app.request_metrics import RequestMetrics
 from foretoken.app.service_metrics import (
     CatalogMetrics,
+    JobMetrics,
+    LaneMetrics,
     ObservedPredictor,
     PredictorMetrics,
     SimulatorMetrics,
 )
+from foretoken.app.telemetry.metric_table import metrics_of
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
+from foretoken.catalog.upkeep.room import BackupNote
 from foretoken.client.services import PredictorClient
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job import Job, JobState
@@ -82,6 +90,81 @@ def test_metrics_count_what_happened(catalog: CatalogService) -> None:
     assert b"foretoken_catalog_ingest_seconds_total" in generate_latest(registry)
 
 
+def test_room_and_the_age_of_the_backup_are_told(catalog: CatalogService) -> None:
+    """A backup counts when it was read to its end, also in the next process."""
+
+    def sample(name: str) -> float:
+        registry = CollectorRegistry()
+        registry.register(CatalogMetrics(catalog))
+        value = registry.get_sample_value(f"foretoken_catalog_{name}")
+        assert value is not None
+        return value
+
+    assert 0 < sample("disk_free_bytes") <= sample("disk_bytes")
+    next(catalog.backup())
+    assert 0.0 == sample("backup_timestamp_seconds")
+    begun_s = time.time()
+    assert sum(map(len, catalog.backup())) > 0
+    noted_s = sample("backup_timestamp_seconds")
+    assert begun_s <= noted_s <= time.time()
+    catalog.close()
+    catalog.open()
+    assert noted_s == sample("backup_timestamp_seconds")
+
+
+def test_a_note_that_is_none_is_no_backup(tmp_path: Path) -> None:
+    (tmp_path / "last_backup").write_text("soon")
+    assert 0.0 == BackupNote(tmp_path).last_s()
+    (tmp_path / "file").write_text("")
+    # No folder can be there; the backup has ended all the same.
+    BackupNote(tmp_path / "file" / "folder").note(datetime.now(UTC))
+
+
+@dataclass
+class _Lane:
+    num_threads: int = 2
+    max_queued: int = 8
+    num_calls: int = 5
+
+
+def test_threads_and_the_queues_before_them_are_told() -> None:
+    registry = CollectorRegistry()
+    lanes = {"catalog/Record": _Lane(max_queued=0, num_calls=1), "web/list_runs": _Lane()}
+    registry.register(LaneMetrics(lambda: lanes))
+    names = ("requests_limit", "requests_waiting", "requests_waiting_limit")
+    found = [
+        [registry.get_sample_value(f"foretoken_{service}_{name}", {"method": m}) for name in names]
+        for service, m in (("catalog", "Record"), ("web", "list_runs"))
+    ]
+    assert [[2.0, 0.0, 0.0], [2.0, 3.0, 8.0]] == found
+
+
+def test_every_metric_of_the_table_is_served_and_no_other(catalog: CatalogService) -> None:
+    predictor = _Predictor(drift=_Drift(DriftReport()))
+    collectors: dict[str, list[Collector]] = {
+        "catalog": [CatalogMetrics(catalog)],
+        "predictor": [PredictorMetrics(predictor)],
+        "simulator": [SimulatorMetrics(_Simulator())],
+        "profiler": [],
+        "web": [],
+    }
+    for service, own in collectors.items():
+        registry = CollectorRegistry()
+        requests = RequestMetrics(registry)
+        own.append(LaneMetrics(lambda service=service: {f"{service}/M": _Lane()}))  # type: ignore[misc]
+        if service == "web":
+            requests.of_web()
+        else:
+            requests.count_refused(f"/foretoken.api.{service}.v1.Service/M")
+            own.append(JobMetrics(service, _Simulator()))
+        for one in own:
+            registry.register(one)
+        served = {(family.name, family.type, family.documentation) for family in registry.collect()}
+        assert served == {
+            (one.full_name(service), one.kind, one.meaning) for one in metrics_of(service)
+        }
+
+
 @dataclass
 class _Drift:
     report: DriftReport
@@ -91,6 +174,10 @@ class _Drift:
 class _Predictor:
     statistics: PredictionStatistics = field(default_factory=PredictionStatistics)
     drift: _Drift | None = None
+    snapshot_s: float = 0.0
+
+    def model_snapshot_s(self) -> float:
+        return self.snapshot_s
 
 
 def _registry(predictor: _Predictor) -> CollectorRegistry:
@@ -156,12 +243,15 @@ def test_the_model_the_cache_and_refusals_are_told(predictor: _Predictor) -> Non
         return registry.get_sample_value(f"foretoken_predictor_{name}", labels)
 
     assert 0.0 == sample("models_active")
+    assert 0.0 == sample("model_snapshot_timestamp_seconds")
     predictor.statistics.observe_model("v7")
+    predictor.snapshot_s = 1_700_000_000.0
     predictor.statistics.observe_failed_model_load()
     for is_hit in (True, True, False):
         predictor.statistics.observe_cache(is_hit=is_hit)
     predictor.statistics.observe_refusal("gemm")
     assert (1.0, 1.0) == (sample("models_active"), sample("model_info", version="v7"))
+    assert 1_700_000_000.0 == sample("model_snapshot_timestamp_seconds")
     assert (1.0, 1.0) == (sample("model_loads_total"), sample("model_load_failures_total"))
     assert (2.0, 1.0) == (sample("cache_hits_total"), sample("cache_misses_total"))
     assert 1.0 == sample("refusals_total", operator="gemm")
@@ -216,6 +306,7 @@ class _Simulator:
 def _simulator_registry(simulator: _Simulator) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(SimulatorMetrics(simulator))
+    registry.register(JobMetrics("simulator", simulator))
     return registry
 
 
@@ -277,6 +368,7 @@ def test_a_service_counts_what_it_does(tmp_path: Path) -> None:
         assert list(simulator.watch_job(job.job_id))[-1].state is JobState.SUCCEEDED
         registry = CollectorRegistry()
         registry.register(SimulatorMetrics(simulator))
+        registry.register(JobMetrics("simulator", simulator))
         assert _sample(registry, "jobs", kind="serving", state="succeeded") == 1.0
         assert _sample(registry, "simulation_seconds_count", within="job") == 1.0
         assert _sample(registry, "workers") == 0.0

@@ -10,8 +10,9 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from foretoken.app.config import LogConfig, configure_logging
+from foretoken.app.config import LogConfig
 from foretoken.app.request_metrics import RequestMetrics
+from foretoken.app.telemetry.log_setup import configure_logging
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.services import ProfilerClient
 from foretoken.domain.errors import UnknownJobError

@@ -22,6 +22,7 @@ from foretoken.domain.errors import (
 )
 from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.wire import trace
 
 _TIMEOUT_S = 10.0
 
@@ -234,6 +235,22 @@ def test_a_job_whose_process_died_is_found_failed(tmp_path: Path) -> None:
     other.close()
     gate.may_go_on.set()
     first.close()
+
+
+def test_a_job_works_for_the_request_that_made_it(runner: JobRunner) -> None:
+    """In its own thread, also in its calls of other services."""
+    seen: list[trace.TraceContext | None] = []
+
+    def work(_progress: JobProgress) -> _Answer:
+        seen.append(trace.current())
+        return _Answer(value=1)
+
+    request = trace.TraceContext.new()
+    with trace.entered(request):
+        job = runner.create("train", work)
+    assert JobState.SUCCEEDED is _wait(runner, job).state
+    assert JobState.SUCCEEDED is _wait(runner, runner.create("train", work)).state
+    assert [request, None] == seen
 
 
 def test_closing_cancels_what_runs_and_what_waits(tmp_path: Path) -> None:

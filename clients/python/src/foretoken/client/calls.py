@@ -45,6 +45,14 @@ class Feed:
     requests: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What gRPC calls an rpc with, and the full name of it."""
+
+    path: str
+    call: Any
+
+
 class Transport(Protocol):
     """A connection as calls see it. The blocking one has done what it awaits before it returns."""
 
@@ -59,11 +67,11 @@ class Transport(Protocol):
         """The open channel."""
 
     @abstractmethod
-    async def send(self, method: Any, request: Any, timeout_s: float) -> Any:
+    async def send(self, method: Method, request: Any, timeout_s: float) -> Any:
         """Return the answer to one request, or to a stream of them."""
 
     @abstractmethod
-    def answers(self, method: Any, request: Any) -> AsyncGenerator[Any]:
+    def answers(self, method: Method, request: Any) -> AsyncGenerator[Any]:
         """Yield the answers to one request or a stream of them; closing this cancels the call.
 
         Raises:
@@ -94,7 +102,7 @@ class Calls:
         # Made now, for gRPC does not survive making one of a closed channel.
         self._channel, self._methods = self._open_methods()
 
-    def _open_methods(self) -> tuple[Any, Mapping[str, Any]]:
+    def _open_methods(self) -> tuple[Any, Mapping[str, Method]]:
         channel = self.transport.channel
         return channel, {
             messages.path: _open_method(channel, messages) for messages in self.messages.values()
@@ -105,7 +113,7 @@ class Calls:
         """Those of the connection."""
         return self.transport.options
 
-    def method(self, messages: RpcMessages) -> Any:
+    def method(self, messages: RpcMessages) -> Method:
         """Return what gRPC calls an rpc with."""
         if self.transport.channel is not self._channel:
             self._channel, self._methods = self._open_methods()
@@ -181,13 +189,14 @@ class Calls:
         return self.transport.answers(self.method(messages), request)
 
 
-def _open_method(channel: Any, messages: RpcMessages) -> Any:
-    return getattr(channel, messages.kind)(
+def _open_method(channel: Any, messages: RpcMessages) -> Method:
+    call = getattr(channel, messages.kind)(
         messages.path,
         request_serializer=messages.request_class.SerializeToString,
         response_deserializer=messages.reply_class.FromString,
         _registered_method=True,
     )
+    return Method(messages.path, call)
 
 
 async def ask(calls: Calls, messages: RpcMessages, values: Values) -> Any:

@@ -5,16 +5,26 @@ import json
 import logging
 import queue
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 import grpc
 
 from foretoken.client.blocking import iterate
-from foretoken.client.calls import Feed
+from foretoken.client.calls import Feed, Method
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.wire import trace
 from foretoken.wire.credential_files import CredentialFiles
 from foretoken.wire.errors import rpc_to_error
 from foretoken.wire.keepalive import client_options
@@ -114,7 +124,7 @@ class Connection(_Connection[grpc.Channel]):
         for channel in self._take_channels():
             channel.close()
 
-    def exchange(self, method: Any, requests: Any) -> Generator[Any]:
+    def exchange(self, method: Method, requests: Any) -> Generator[Any]:
         """Yield the answers to a stream of requests, or to one.
 
         The call starts with the first answer that is asked for; leaving early cancels it.
@@ -125,21 +135,25 @@ class Connection(_Connection[grpc.Channel]):
         """
         return iterate(self.answers(method, requests))
 
-    async def send(self, method: Any, request: Any, timeout_s: float) -> Any:
+    async def send(self, method: Method, request: Any, timeout_s: float) -> Any:
         """Return the answer to one request, or to a stream of them."""
-        return method(request, timeout=timeout_s)
+        with _traced(method) as metadata:
+            return method.call(request, timeout=timeout_s, metadata=metadata)
 
-    async def answers(self, method: Any, request: Any) -> AsyncGenerator[Any]:
+    async def answers(self, method: Method, request: Any) -> AsyncGenerator[Any]:
         """Yield the answers to one request, or to a stream of them."""
         _ = self.channel
-        answers = method(request, timeout=self.options.stream_deadline_s)
+        timeout_s = self.options.stream_deadline_s
         try:
-            for answer in answers:
-                yield answer
+            with _traced(method) as metadata:
+                answers = method.call(request, timeout=timeout_s, metadata=metadata)
+                try:
+                    for answer in answers:
+                        yield answer
+                finally:
+                    answers.cancel()
         except grpc.RpcError as err:
             raise rpc_to_error(err, self.peer) from None
-        finally:
-            answers.cancel()
 
     async def wait(self, delay_s: float) -> None:
         """Wait so many seconds."""
@@ -166,21 +180,25 @@ class AsyncConnection(_Connection[grpc.aio.Channel]):
         for channel in self._take_channels():
             await channel.close(grace=None)
 
-    async def send(self, method: Any, request: Any, timeout_s: float) -> Any:
+    async def send(self, method: Method, request: Any, timeout_s: float) -> Any:
         """Return the answer to one request, or to a stream of them."""
-        return await method(request, timeout=timeout_s)
+        with _traced(method) as metadata:
+            return await method.call(request, timeout=timeout_s, metadata=metadata)
 
-    async def answers(self, method: Any, request: Any) -> AsyncGenerator[Any]:
+    async def answers(self, method: Method, request: Any) -> AsyncGenerator[Any]:
         """Yield the answers to one request, or to a stream of them."""
         _ = self.channel
-        answers = method(request, timeout=self.options.stream_deadline_s)
+        timeout_s = self.options.stream_deadline_s
         try:
-            async for answer in answers:
-                yield answer
+            with _traced(method) as metadata:
+                answers = method.call(request, timeout=timeout_s, metadata=metadata)
+                try:
+                    async for answer in answers:
+                        yield answer
+                finally:
+                    answers.cancel()
         except grpc.aio.AioRpcError as err:
             raise rpc_to_error(err, self.peer) from None
-        finally:
-            answers.cancel()
 
     async def wait(self, delay_s: float) -> None:
         """Wait so many seconds."""
@@ -194,6 +212,24 @@ class AsyncConnection(_Connection[grpc.aio.Channel]):
     def requests(self, messages: AsyncGenerator[Any]) -> Any:
         """Return messages as gRPC takes them."""
         return messages
+
+
+@contextmanager
+def _traced(method: Method) -> Iterator[Sequence[tuple[str, str]] | None]:
+    """Make a call as a span, and yield the metadata that says for which request."""
+    name, attributes = trace.describe_call(method.path)
+    found = trace.begin(name, trace.Kind.CLIENT, attributes=attributes)
+    # Of whoever leaves before the end.
+    code = grpc.StatusCode.CANCELLED
+    try:
+        yield trace.headers_of(found)
+        code = grpc.StatusCode.OK
+    except grpc.RpcError as err:
+        code = cast("grpc.Call", err).code()
+        raise
+    finally:
+        found.set(trace.STATUS_CODE, code.name)
+        found.end("" if code is grpc.StatusCode.OK else code.name)
 
 
 async def _drain(requests: "asyncio.Queue[Any]") -> AsyncIterator[Any]:

@@ -39,7 +39,10 @@ def find_violations(checks: Checks, prefix: str = "") -> list[FieldViolation]:
 
 
 class ForetokenError(Exception):
-    """Base of all errors; `details` are short strings that survive the wire."""
+    """Base of all errors; `details` are short strings that survive the wire.
+
+    `trace_id` is the request's in the log of the service that it comes from; empty: it is of here.
+    """
 
     reason: ClassVar[str] = "INTERNAL"
 
@@ -48,6 +51,7 @@ class ForetokenError(Exception):
         super().__init__(message)
         self.message = message
         self.details = details
+        self.trace_id = ""
 
 
 class InvalidRequestError(ForetokenError):

@@ -29,6 +29,7 @@ from foretoken.domain.errors import (
 from foretoken.domain.job import Job, JobState, WakingWatch, error_of_job
 from foretoken.jobs.folder import ItemFile, JobFolder, StoredRequest, read_items
 from foretoken.jobs.progress import JobProgress
+from foretoken.wire import trace
 
 __all__ = ["JobProgress", "JobRunner", "Resume", "Work"]
 
@@ -68,7 +69,7 @@ class JobRunner:
         `on_success` is given every job that has just succeeded, in the thread that ran it.
         """
         self._folder = JobFolder(folder)
-        self._max_queued = max_queued
+        self.max_queued = max_queued
         self._on_success = on_success
         self._jobs: dict[str, Job] = {}
         self._cancelled: dict[str, threading.Event] = {}
@@ -152,7 +153,7 @@ class JobRunner:
                 job.state is JobState.QUEUED and job.job_id not in self._left
                 for job in self._jobs.values()
             )
-            if num_waiting >= self._max_queued:
+            if num_waiting >= self.max_queued:
                 raise QueueFullError(f"{num_waiting} jobs wait already; try again later")
             job = Job(
                 job_id=f"{kind}-{uuid.uuid4().hex[:12]}",
@@ -349,7 +350,8 @@ class JobRunner:
     def _submit(self, job: Job, work: Work) -> None:
         self._cancelled[job.job_id] = threading.Event()
         threads = self._threads_by_kind.get(job.kind, self._threads)
-        threads.submit(self._run, job.job_id, work)
+        # It works for the request that asked for it.
+        threads.submit(self._run, job, work, trace.current())
 
     def _is_kept(self, job_id: str) -> bool:
         """Whether a job that stops now, stops because the service does, and goes on with it."""
@@ -388,7 +390,8 @@ class JobRunner:
             if is_nothing_new and self._is_kept(job_id):
                 raise _ends(job_id)
 
-    def _run(self, job_id: str, work: Work) -> None:
+    def _run(self, job: Job, work: Work, request: trace.TraceContext | None) -> None:
+        job_id = job.job_id
         if self._cancelled[job_id].is_set():
             self._stop(job_id)
             return
@@ -408,7 +411,11 @@ class JobRunner:
         event, folder = self._cancelled[job_id], self._folder.path
         try:
             progress = JobProgress(report, event, job_id, folder, publish, tell)
-            with progress.of_this_thread():
+            with (
+                progress.of_this_thread(),
+                trace.entered(request),
+                trace.span(f"job {job.kind}", {"foretoken.job_id": job_id}),
+            ):
                 outcome = work(progress)
             self._folder.save_result(job_id, outcome)
         except CancelledJobError:
@@ -417,7 +424,8 @@ class JobRunner:
             self._finish(job_id, JobState.FAILED, err.reason, err.message)
         except Exception as err:  # noqa: BLE001
             # The boundary of the thread: whatever a job raises must reach whoever watches it.
-            _log.exception("job %s failed", job_id)
+            with trace.entered(request):
+                _log.exception("job %s failed", job_id)
             self._finish(job_id, JobState.FAILED, "INTERNAL", f"{type(err).__name__}: {err}")
         else:
             self._finish(job_id, JobState.SUCCEEDED)

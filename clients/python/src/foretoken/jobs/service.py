@@ -13,6 +13,11 @@ class RunsJobs:
         """Keep the runner."""
         self._jobs = jobs
 
+    @property
+    def max_queued_jobs(self) -> int:
+        """Jobs that may wait; more are refused."""
+        return self._jobs.max_queued
+
     def get_job(self, job_id: str) -> Job:
         """Return the job's present state."""
         return self._jobs.get(job_id)

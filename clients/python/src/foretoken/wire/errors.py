@@ -2,7 +2,7 @@
 
 An error travels as its status code, its message and an `ErrorInfo` whose reason selects the class
 again on the other side; field violations travel as a `BadRequest`, the delay after which a busy
-server may be asked again as a `RetryInfo`.
+server may be asked again as a `RetryInfo`, the id of the request as a `RequestInfo`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +17,7 @@ from grpc_status import rpc_status
 
 from foretoken.domain import errors
 from foretoken.domain.errors import FieldViolation, ForetokenError, InvalidRequestError
+from foretoken.wire import trace
 
 ERROR_DOMAIN = "foretoken"
 
@@ -108,6 +109,8 @@ def error_to_status(error: ForetokenError) -> grpc.Status:
         details.append(_pack(_bad_request(error.violations)))
     if isinstance(error, errors.ServerBusyError):
         details.append(_pack(_retry_info(error.retry_after_s)))
+    if (request := trace.current()) is not None:
+        details.append(_pack(error_details_pb2.RequestInfo(request_id=request.trace_id)))
     status = status_pb2.Status(code=code.value[0], message=message, details=details)
     return rpc_status.to_status(status)
 
@@ -140,6 +143,7 @@ def _rebuild(status: status_pb2.Status, info: error_details_pb2.ErrorInfo) -> Fo
     else:
         error = cls(status.message)
     error.details = dict(info.metadata)
+    error.trace_id = _trace_id(status)
     return error
 
 
@@ -201,6 +205,12 @@ def _retry_after_s(status: status_pb2.Status) -> float:
         if detail.Unpack(message)
     ]
     return max(delays, default=0.0)
+
+
+def _trace_id(status: status_pb2.Status) -> str:
+    message = error_details_pb2.RequestInfo()
+    ids = [message.request_id for detail in status.details if detail.Unpack(message)]
+    return ids[0] if ids else ""
 
 
 def _pack(message: Message) -> any_pb2.Any:

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from foretoken.app.config import ServerConfig
+from foretoken.app.telemetry.call_log import note_caller
 from foretoken.domain.errors import (
     ForetokenError,
     InvalidRequestError,
@@ -164,6 +165,7 @@ class Access:
         # Reflection, which is in no table, reads.
         right = _RIGHTS.get(method, Right.READ)
         name, rpc = " and ".join(callers) or ANONYMOUS, method.rpartition("/")[2]
+        note_caller(name)
         if not self.allows(right, callers):
             _audit.warning("refused caller=%s rpc=%s peer=%s", name, rpc, peer)
             raise _refusal(name, rpc, right)

@@ -36,14 +36,17 @@ _BUDGETS: Mapping[str, int] = {
 }
 
 
+_SERVICES: Mapping[str, str] = {table.service: table.short_name() for table in TABLES}
+
+
 class Lane:
     """The threads of one method, and the calls that run in them or wait for one."""
 
     def __init__(self, method: str, num_threads: int, max_queued: int) -> None:
         """Begin without calls; threads are made as they are needed."""
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix=method.rpartition("/")[2])
-        self._num_threads = num_threads
-        self._max_queued = max_queued
+        self.num_threads = num_threads
+        self.max_queued = max_queued
         self._lock = threading.Lock()
         self._num_calls = 0
 
@@ -55,7 +58,7 @@ class Lane:
     def enter(self) -> bool:
         """Take one more call, if there is room."""
         with self._lock:
-            has_room = self._num_calls < self._num_threads + self._max_queued
+            has_room = self._num_calls < self.num_threads + self.max_queued
             self._num_calls += has_room
         return has_room
 
@@ -66,8 +69,8 @@ class Lane:
 
     def describe(self) -> str:
         """Return what it takes, for who is refused."""
-        queued = f", and {self._max_queued} wait" if self._max_queued else ""
-        return f"{self._num_threads} of its calls run already{queued}"
+        queued = f", and {self.max_queued} wait" if self.max_queued else ""
+        return f"{self.num_threads} of its calls run already{queued}"
 
 
 class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -98,6 +101,15 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]
         for lane, _, _ in self._admitted.values():
             lane.pool.shutdown(wait=False)
         self._refusing.shutdown(wait=False)
+
+    def lanes(self) -> Mapping[str, Lane]:
+        """Return the lanes of our own services' methods, by `SERVICE/METHOD`."""
+        found = {}
+        for method, (lane, _, _) in self._admitted.copy().items():
+            package, _, name = method.removeprefix("/").partition("/")
+            if package in _SERVICES:
+                found[f"{_SERVICES[package]}/{name}"] = lane
+        return found
 
     def num_calls(self, method: str) -> int:
         """Return how many calls of a method, by its full name, run or wait."""

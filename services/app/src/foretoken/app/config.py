@@ -1,4 +1,4 @@
-"""The program's configuration: flag over environment over file over default; and where logs go.
+"""The program's configuration: flag over environment over file over default.
 
 The file is YAML. An environment variable overrides one key: `FORETOKEN_ENDPOINTS__CATALOG` is
 `endpoints.catalog`, its value read as YAML. `FORETOKEN_CONFIG` names the file, `FORETOKEN_HOME` the
@@ -6,10 +6,8 @@ folder of files. An empty variable is one that is not set. Other variables of th
 ours: Kubernetes makes `FORETOKEN_CATALOG_PORT` of a Service.
 """
 
-import json
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +22,7 @@ EMBEDDED = "embedded"
 SERVICES = ("catalog", "predictor", "simulator", "profiler")
 
 _LOG_FORMATS = ("text", "json")
+_LOGGED_CALLS = ("off", "failed", "all")
 _MAX_PORT = 65_535
 
 _PREFIX = "FORETOKEN_"
@@ -125,10 +124,14 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig:
-    """`format` is `text` or `json`; `level` a standard level name."""
+    """`format` is `text` or `json`; `level` a standard level name.
+
+    Of the calls of a server those that `failed` have a line, none of them (`off`), or `all`.
+    """
 
     level: str = "INFO"
     format: str = "text"
+    calls: str = "failed"
 
     def __post_init__(self) -> None:
         """Check the names."""
@@ -137,6 +140,30 @@ class LogConfig:
             raise InvalidRequestError.of_field("level", f"is one of {', '.join(levels)}")
         if self.format not in _LOG_FORMATS:
             raise InvalidRequestError.of_field("format", f"is one of {', '.join(_LOG_FORMATS)}")
+        if self.calls not in _LOGGED_CALLS:
+            raise InvalidRequestError.of_field("calls", f"is one of {', '.join(_LOGGED_CALLS)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TracingConfig:
+    """Spans are sent over OTLP/gRPC to `otlp_endpoint`, such as `http://collector:4317`.
+
+    `https` means TLS. Empty: none are recorded. Of all requests `sample_ratio` are, chosen by id.
+    """
+
+    otlp_endpoint: str = ""
+    sample_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check that it is an address that can be called, and a share."""
+        checks: Checks = {
+            "otlp_endpoint": (
+                not self.otlp_endpoint or self.otlp_endpoint.startswith(("http://", "https://")),
+                "begins with http:// or https://",
+            ),
+            "sample_ratio": (0 <= self.sample_ratio <= 1, "is from 0 to 1"),
+        }
+        InvalidRequestError.check("tracing", checks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +181,7 @@ class AppConfig:
     server: ServerConfig = field(default_factory=ServerConfig)
     client: Mapping[str, Any] = field(default_factory=dict)
     log: LogConfig = field(default_factory=LogConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     catalog: Mapping[str, Any] = field(default_factory=dict)
     predictor: Mapping[str, Any] = field(default_factory=dict)
     simulator: Mapping[str, Any] = field(default_factory=dict)
@@ -214,27 +242,3 @@ def load_config(
 def process_environment() -> Mapping[str, str]:
     """Return the environment of this process; the only place that reads it."""
     return os.environ
-
-
-class _JsonFormatter(logging.Formatter):
-    """One JSON object a line, as log collectors in a cluster expect."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
-
-
-def configure_logging(config: LogConfig, *, quiet: bool = False) -> None:
-    """Send logs to stderr, as text or as JSON lines; `quiet` keeps warnings and worse only."""
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
-    handler.setFormatter(_JsonFormatter() if config.format == "json" else text)
-    level = "WARNING" if quiet else config.level.upper()
-    logging.basicConfig(level=level, handlers=[handler], force=True)

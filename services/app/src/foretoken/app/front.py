@@ -3,12 +3,14 @@
 `foretoken.open` and its neighbours are these functions.
 """
 
+from collections.abc import Callable
 from threading import RLock
 from typing import TYPE_CHECKING
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import SERVICES, AppConfig, process_environment
 from foretoken.app.starter import with_starter
+from foretoken.app.telemetry.spans import start_tracing
 from foretoken.client.aio.facade import AsyncForetoken
 from foretoken.client.facade import Foretoken, Target
 from foretoken.domain.errors import InvalidRequestError
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
 class EmbeddedForetoken(Foretoken):
     """A program that predicts waits for no simulator, nor needs the packages of a profiler."""
 
-    def __init__(self, composition: Composition) -> None:
-        """Keep the composition, which is closed with this."""
+    def __init__(self, composition: Composition, on_close: Callable[[], None]) -> None:
+        """Keep the composition, which is closed with this, and what is called behind it."""
         super().__init__()
         self._composition = composition
+        self._on_close = on_close
         # Several threads may ask for a service that is not open yet.
         self._lock = RLock()
 
@@ -31,6 +34,7 @@ class EmbeddedForetoken(Foretoken):
         """Close the services that were opened, and connections."""
         with self._lock:
             self._composition.close()
+            self._on_close()
 
     @property
     def catalog(self) -> "CatalogAdminPort":
@@ -64,9 +68,8 @@ def open(home: str = "", *, config: AppConfig | None = None) -> Foretoken:  # no
     What nobody measured there the starter catalog answers, if it is installed. `config` is a whole
     configuration instead, whose endpoints may name services elsewhere.
     """
-    return EmbeddedForetoken(
-        Composition(config or with_starter(AppConfig(home=home), process_environment()))
-    )
+    chosen = config or with_starter(AppConfig(home=home), process_environment())
+    return EmbeddedForetoken(Composition(chosen), start_tracing(chosen.tracing, "python"))
 
 
 def connect(

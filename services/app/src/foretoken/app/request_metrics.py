@@ -5,15 +5,19 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from foretoken.app.telemetry.metric_table import WEB, find_metric
 
 # From a cached predict call to a day-long watch, in s.
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600)
 
 
+M = TypeVar("M", Counter, Gauge, Histogram)
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
@@ -62,6 +66,12 @@ class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]
         if metrics is not None:
             metrics.undecodable.labels(method).inc()
 
+    def of_web(self) -> _ServiceMetrics:
+        """Return the metrics of requests over HTTP."""
+        if WEB not in self._by_service:
+            self._by_service[WEB] = _ServiceMetrics(WEB, self._registry)
+        return self._by_service[WEB]
+
     def _find(self, full_method: str) -> tuple[_ServiceMetrics | None, str]:
         parts = full_method.strip("/").split(".")
         if parts[:2] != ["foretoken", "api"]:
@@ -76,45 +86,40 @@ class _ServiceMetrics:
     """The metrics of one service."""
 
     def __init__(self, service: str, registry: CollectorRegistry) -> None:
-        prefix = f"foretoken_{service}"
-        self._requests = Counter(
-            f"{prefix}_requests_total",
-            "Calls ended, by status",
-            ("method", "code"),
-            registry=registry,
-        )
-        self._seconds = Histogram(
-            f"{prefix}_request_seconds",
-            "Time to the end of a call",
-            ("method",),
-            buckets=_BUCKETS_S,
-            registry=registry,
-        )
-        self._in_flight = Gauge(
-            f"{prefix}_requests_in_flight", "Calls now running", ("method",), registry=registry
-        )
-        self.refused = Counter(
-            f"{prefix}_refused_requests_total",
-            "Calls refused because there were too many of their method",
-            ("method",),
-            registry=registry,
-        )
-        self.undecodable = Counter(
-            f"{prefix}_undecodable_messages_total",
-            "Messages whose bytes could not be decoded",
-            ("method",),
-            registry=registry,
-        )
+        def new(cls: type[M], name: str, **options: Any) -> M:
+            found = find_metric(service, name)
+            labels, full_name = found.labels, found.full_name(service)
+            return cls(full_name, found.meaning, labels, registry=registry, **options)
 
-    def unregister(self, registry: CollectorRegistry) -> None:
-        for metric in (
+        self._requests = new(Counter, "requests")
+        self._seconds = new(Histogram, "request_seconds", buckets=_BUCKETS_S)
+        self._in_flight = new(Gauge, "requests_in_flight")
+        self._made: list[Counter | Gauge | Histogram] = [
             self._requests,
             self._seconds,
             self._in_flight,
-            self.refused,
-            self.undecodable,
-        ):
+        ]
+        if service != WEB:
+            self.refused = new(Counter, "refused_requests")
+            self.undecodable = new(Counter, "undecodable_messages")
+            self._made += [self.refused, self.undecodable]
+
+    def unregister(self, registry: CollectorRegistry) -> None:
+        for metric in self._made:
             registry.unregister(metric)
+
+    @contextmanager
+    def observe(self, method: str, code_of: Callable[[], str]) -> Iterator[None]:
+        """Count and time a block as a call."""
+        started = time.perf_counter()
+        in_flight = self._in_flight.labels(method)
+        in_flight.inc()
+        try:
+            yield
+        finally:
+            in_flight.dec()
+            self._seconds.labels(method).observe(time.perf_counter() - started)
+            self._requests.labels(method, code_of()).inc()
 
     def wrap(self, handler: Handler, method: str) -> Handler:
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):

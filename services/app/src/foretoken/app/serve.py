@@ -4,7 +4,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,8 +26,16 @@ from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
 from foretoken.app.request_metrics import RequestMetrics
 from foretoken.app.server_credentials import build_credentials
-from foretoken.app.service_metrics import ObservedPredictor, PredictorMetrics
+from foretoken.app.service_metrics import (
+    JobMetrics,
+    LaneMetrics,
+    ObservedPredictor,
+    PredictorMetrics,
+)
+from foretoken.app.telemetry.call_log import OFF, CallLog
+from foretoken.app.telemetry.spans import start_tracing
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.jobs.service import RunsJobs
 from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
 
 if TYPE_CHECKING:
@@ -100,12 +108,12 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
     composition = Composition(config, joins_owner=False)
     with ExitStack() as undo:
         undo.callback(composition.close)
-        server = new_server(config.server, REGISTRY, undo)
+        server = new_server(config.server, REGISTRY, undo, logged_calls=config.log.calls)
         health_servicer = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
         full_names = [_register(name, server, composition) for name in names]
         for name in names:
-            if (metrics := _observe(name, composition)) is not None:
+            for metrics in _observe(name, composition):
                 REGISTRY.register(metrics)
                 undo.callback(REGISTRY.unregister, metrics)
         if "predictor" in names:
@@ -118,7 +126,7 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
             undo.callback(_serve_health(config.server, health_servicer))
         if config.server.http_port >= 0:
             offered = [name for name in SERVICES if name in names or _is_elsewhere(name, config)]
-            undo.callback(serve_web(config.server, tuple(offered), composition).close)
+            undo.callback(serve_web(config, tuple(offered), composition).close)
         closing = undo.pop_all()
     server.start()
     for full_name in (*full_names, ""):
@@ -127,11 +135,15 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
 
 
 def new_server(
-    config: ServerConfig, registry: CollectorRegistry, closing: ExitStack
+    config: ServerConfig,
+    registry: CollectorRegistry,
+    closing: ExitStack,
+    *,
+    logged_calls: str = OFF,
 ) -> grpc.Server:
     """Return a server without services, which counts, checks and admits the calls of any.
 
-    What is to be closed behind it is added to `closing`.
+    What is to be closed behind it is added to `closing`. `logged_calls` is which have a line.
 
     Raises:
         InvalidRequestError: the file of the token cannot be read, a budget is of no method, or a
@@ -146,7 +158,10 @@ def new_server(
     tokens = Tokens(config.token_file) if config.token_file else None
     admission = build_admission(config, Access.of(config, tokens), limits, metrics)
     closing.callback(admission.close)
-    interceptors: list[grpc.ServerInterceptor] = [metrics]  # type: ignore[type-arg]
+    lanes = LaneMetrics(admission.lanes)
+    registry.register(lanes)
+    closing.callback(registry.unregister, lanes)
+    interceptors: list[grpc.ServerInterceptor] = [CallLog(logged_calls), metrics]  # type: ignore[type-arg]
     if tokens is not None:
         interceptors.append(TokenCheck(tokens))
     interceptors.append(admission)
@@ -185,7 +200,7 @@ def serve_catalog_at(address: str, catalog: "CatalogService", grace_s: float) ->
         return undo.pop_all()
 
 
-def serve_web(config: ServerConfig, offered: tuple[str, ...], ports: Composition) -> "WebServer":
+def serve_web(config: AppConfig, offered: tuple[str, ...], ports: Composition) -> "WebServer":
     """Serve pages and calls over HTTP for the services that are offered, and return at once.
 
     Raises:
@@ -196,10 +211,17 @@ def serve_web(config: ServerConfig, offered: tuple[str, ...], ports: Composition
     from foretoken.app.web.calls import OfferedServices
     from foretoken.app.web.server import WebServer
 
-    return WebServer(config, OfferedServices(offered, ports)).open()
+    return WebServer(
+        config.server,
+        OfferedServices(offered, ports),
+        logged_calls=config.log.calls,
+        registry=REGISTRY,
+    ).open()
 
 
-def serve_web_until_stopped(config: AppConfig, announce: Callable[[str], None]) -> None:
+def serve_web_until_stopped(
+    config: AppConfig, announce: Callable[[str], None], *, has_metrics: bool = False
+) -> None:
     """Serve HTTP alone for all services, which run here or elsewhere, until SIGTERM or SIGINT.
 
     A profiler is offered where one could run. `announce` is called with the address.
@@ -211,8 +233,12 @@ def serve_web_until_stopped(config: AppConfig, announce: Callable[[str], None]) 
         if name != "profiler" or _is_elsewhere(name, config) or find_spec("torch")
     ]
     simulator = {"resumes_at_start": True, **config.simulator}
-    with Composition(replace(config, simulator=simulator)) as composition:
-        server = serve_web(config.server, tuple(offered), composition)
+    with ExitStack() as closing:
+        if has_metrics:
+            closing.callback(_serve_metrics(config.server))
+        closing.callback(start_tracing(config.tracing, "web"))
+        composition = closing.enter_context(Composition(replace(config, simulator=simulator)))
+        server = serve_web(config, tuple(offered), composition)
         try:
             announce(server.address)
             # The first question should find what answers it open.
@@ -234,6 +260,7 @@ def serve_until_stopped(
     wait = _catch_signals()
     # First, for it fails at once where the port is taken.
     stop_metrics = _serve_metrics(config.server)
+    stop_tracing = start_tracing(config.tracing, "-".join(names))
     running = start_server(names, config)
     _log.info(
         "serving services=%s address=%s:%d", ",".join(names), config.server.host, running.port
@@ -242,6 +269,7 @@ def serve_until_stopped(
     wait()
     running.stop(config.server)
     stop_metrics()
+    stop_tracing()
     _log.info("stopped")
 
 
@@ -309,24 +337,25 @@ def _register(name: str, server: grpc.Server, composition: Composition) -> str:
     return str(servicer.SERVICE_NAME)
 
 
-def _observe(name: str, composition: Composition) -> Collector | None:
-    """Return the metrics of a service of this process, if it has any."""
+def _observe(name: str, composition: Composition) -> Iterator[Collector]:
+    """Yield the metrics of a service of this process."""
+    port = getattr(composition, name)
+    if isinstance(port, RunsJobs):
+        yield JobMetrics(name, port)
     if name == "catalog":
         from foretoken.app.service_metrics import CatalogMetrics
         from foretoken.catalog.service import CatalogService
 
-        catalog = composition.catalog
-        return CatalogMetrics(catalog) if isinstance(catalog, CatalogService) else None
-    if name == "predictor":
-        predictor = composition.predictor
-        return PredictorMetrics(predictor) if isinstance(predictor, ObservedPredictor) else None
+        if isinstance(port, CatalogService):
+            yield CatalogMetrics(port)
+    if name == "predictor" and isinstance(port, ObservedPredictor):
+        yield PredictorMetrics(port)
     if name == "simulator":
         from foretoken.app.service_metrics import SimulatorMetrics
         from foretoken.simulator.service import SimulatorService
 
-        simulator = composition.simulator
-        return SimulatorMetrics(simulator) if isinstance(simulator, SimulatorService) else None
-    return None
+        if isinstance(port, SimulatorService):
+            yield SimulatorMetrics(port)
 
 
 def _warm_up(composition: Composition) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -15,6 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from foretoken.app.telemetry.metric_table import COUNTER, GAUGE, HISTOGRAM, find_metric
 from foretoken.domain.job import Job, JobState
 
 if TYPE_CHECKING:
@@ -27,12 +28,43 @@ if TYPE_CHECKING:
     )
     from foretoken.simulator.statistics import SimulatorStatistics
 
-_CATALOG = "foretoken_catalog"
-_PREDICTOR = "foretoken_predictor"
-_SIMULATOR = "foretoken_simulator"
+_FAMILIES = {
+    COUNTER: CounterMetricFamily,
+    GAUGE: GaugeMetricFamily,
+    HISTOGRAM: HistogramMetricFamily,
+}
 # Kinds that are reported before there is a job of them.
-_KINDS = ("serving", "training", "capacity", "serving-search")
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "catalog": ("check",),
+    "predictor": ("train",),
+    "simulator": ("serving", "training", "capacity", "serving-search"),
+    "profiler": ("profile",),
+}
 _SEARCHES = ("capacity", "serving-search")
+
+
+def _family(service: str, name: str) -> Any:
+    """Return the family of a metric, without values."""
+    found = find_metric(service, name)
+    return _FAMILIES[found.kind](found.full_name(service), found.meaning, labels=found.labels)
+
+
+def _values(service: str, values: Mapping[str, float]) -> Iterator[Metric]:
+    """Yield metrics without labels."""
+    for name, value in values.items():
+        family = _family(service, name)
+        family.add_metric((), value)
+        yield family
+
+
+def _labelled(
+    service: str, name: str, values: Iterable[tuple[tuple[str, ...], float]]
+) -> Iterator[Metric]:
+    """Yield a metric by the values of its labels."""
+    family = _family(service, name)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    yield family
 
 
 class CountedHistogram(Protocol):
@@ -74,45 +106,37 @@ class CatalogMetrics(Collector):
         """Yield the metrics as they stand."""
         yield from self._collect_ingest()
         yield from self._collect_sql()
-        yield GaugeMetricFamily(
-            f"{_CATALOG}_users", "Reads and writes under way", value=self._catalog.num_readers
-        )
-        yield GaugeMetricFamily(
-            f"{_CATALOG}_storage_bytes", "Size of the catalog", value=self._catalog.size_bytes()
+        disk = self._catalog.disk_usage()
+        yield from _values(
+            "catalog",
+            {
+                "users": self._catalog.num_readers,
+                "storage_bytes": self._catalog.size_bytes(),
+                "disk_free_bytes": disk.free,
+                "disk_bytes": disk.total,
+                "backup_timestamp_seconds": self._catalog.last_backup_s(),
+            },
         )
 
     def _collect_ingest(self) -> Iterator[Metric]:
         ingest = self._catalog.statistics()
-        counts = (
-            ("rows", "New rows on disk", ingest.num_rows),
-            ("ingest_bytes", "Arrow data of new rows", ingest.num_bytes),
-            ("batches", "New batches on disk", ingest.num_batches),
-            ("duplicate_batches", "Batches that were there already", ingest.num_duplicates),
-            ("ingest_seconds", "Time from arrival to receipt", ingest.ingest_s),
-        )
-        for name, meaning, value in counts:
-            yield CounterMetricFamily(f"{_CATALOG}_{name}", meaning, value=value)
-        rejects = CounterMetricFamily(
-            f"{_CATALOG}_rejects", "Batches that were refused", labels=("reason",)
-        )
-        for reason, count in ingest.rejects.items():
-            rejects.add_metric((reason,), count)
-        yield rejects
+        counts = {
+            "rows": ingest.num_rows,
+            "ingest_bytes": ingest.num_bytes,
+            "batches": ingest.num_batches,
+            "duplicate_batches": ingest.num_duplicates,
+            "ingest_seconds": ingest.ingest_s,
+        }
+        yield from _values("catalog", counts)
+        rejects = (((reason,), count) for reason, count in ingest.rejects.items())
+        yield from _labelled("catalog", "rejects", rejects)
 
     def _collect_sql(self) -> Iterator[Metric]:
         sql = self._catalog.sql_statistics()
-        yield CounterMetricFamily(
-            f"{_CATALOG}_sql_queries", "SQL queries asked", value=sql.num_asked
-        )
-        yield GaugeMetricFamily(
-            f"{_CATALOG}_sql_queries_running", "SQL queries under way", value=sql.num_running
-        )
-        limits = CounterMetricFamily(
-            f"{_CATALOG}_sql_limits", "SQL queries that a limit ended", labels=("limit",)
-        )
-        for limit, count in sql.limits_hit.items():
-            limits.add_metric((limit,), count)
-        yield limits
+        counts = {"sql_queries": sql.num_asked, "sql_queries_running": sql.num_running}
+        yield from _values("catalog", counts)
+        limits = (((limit,), count) for limit, count in sql.limits_hit.items())
+        yield from _labelled("catalog", "sql_limits", limits)
 
 
 @runtime_checkable
@@ -126,6 +150,9 @@ class ObservedPredictor(Protocol):
     @property
     def drift(self) -> DriftWatch | None:
         """What new measurements say of the model; None where they are not compared."""
+
+    def model_snapshot_s(self) -> float:
+        """From when the active model's measurements are, in s since 1970; 0: there is none."""
 
 
 class PredictorMetrics(Collector):
@@ -143,23 +170,15 @@ class PredictorMetrics(Collector):
         found = self._predictor.statistics.read()
         yield from _collect_estimates(found)
         yield from _collect_counts(found)
-        yield from _collect_model(found)
+        yield from _collect_model(found, self._predictor.model_snapshot_s())
         if self._predictor.drift is not None:
             yield from _collect_drift(self._predictor.drift)
 
 
 def _collect_estimates(found: StatisticsSnapshot) -> Iterator[Metric]:
-    ground = ("operator", "provenance")
-    estimates = CounterMetricFamily(f"{_PREDICTOR}_estimates", "Rows answered", labels=ground)
-    width = HistogramMetricFamily(
-        f"{_PREDICTOR}_interval_ratio", "Upper over lower bound of an estimate", labels=ground
-    )
-    distance = HistogramMetricFamily(
-        f"{_PREDICTOR}_nearest_octaves", "Distance to the nearest measured point", labels=ground
-    )
-    seconds = HistogramMetricFamily(
-        f"{_PREDICTOR}_predict_seconds", "Time to answer a table of calls", labels=("operator",)
-    )
+    names = ("estimates", "interval_ratio", "nearest_octaves", "predict_seconds")
+    families = [_family("predictor", name) for name in names]
+    estimates, width, distance, seconds = families
     for operator, answered in found.operators.items():
         add_histogram(seconds, (operator,), answered.seconds)
         for provenance, part in answered.provenances.items():
@@ -167,61 +186,46 @@ def _collect_estimates(found: StatisticsSnapshot) -> Iterator[Metric]:
             estimates.add_metric(labels, part.num_estimates)
             add_histogram(width, labels, part.interval_ratio)
             add_histogram(distance, labels, part.nearest_octaves)
-    yield from (estimates, width, distance, seconds)
+    yield from families
 
 
 def _collect_counts(found: StatisticsSnapshot) -> Iterator[Metric]:
-    refusals = CounterMetricFamily(
-        f"{_PREDICTOR}_refusals", "Tables refused as out of coverage", labels=("operator",)
-    )
-    for operator, count in found.num_refusals.items():
-        refusals.add_metric((operator,), count)
-    yield refusals
-    counts = (
-        ("cache_hits", "Tables answered from memory", found.num_cache_hits),
-        ("cache_misses", "Tables that had to be computed", found.num_cache_misses),
-        ("model_loads", "Models that began to answer", found.num_model_loads),
-        ("model_load_failures", "Models that could not be loaded", found.num_failed_model_loads),
-    )
-    for name, meaning, value in counts:
-        yield CounterMetricFamily(f"{_PREDICTOR}_{name}", meaning, value=value)
+    refusals = (((operator,), count) for operator, count in found.num_refusals.items())
+    yield from _labelled("predictor", "refusals", refusals)
+    counts = {
+        "cache_hits": found.num_cache_hits,
+        "cache_misses": found.num_cache_misses,
+        "model_loads": found.num_model_loads,
+        "model_load_failures": found.num_failed_model_loads,
+    }
+    yield from _values("predictor", counts)
 
 
-def _collect_model(found: StatisticsSnapshot) -> Iterator[Metric]:
-    is_active = bool(found.model_version)
-    yield GaugeMetricFamily(
-        f"{_PREDICTOR}_models_active", "1 while a trained model answers, else 0", value=is_active
-    )
-    info = GaugeMetricFamily(
-        f"{_PREDICTOR}_model_info", "1 for the version that answers", labels=("version",)
-    )
-    if is_active:
-        info.add_metric((found.model_version,), 1)
-    yield info
+def _collect_model(found: StatisticsSnapshot, snapshot_s: float) -> Iterator[Metric]:
+    version = found.model_version
+    facts = {"models_active": bool(version), "model_snapshot_timestamp_seconds": snapshot_s}
+    yield from _values("predictor", facts)
+    versions = [((version,), 1.0)] if version else []
+    yield from _labelled("predictor", "model_info", versions)
 
 
 def _collect_drift(drift: DriftWatch) -> Iterator[Metric]:
     report = drift.report
-    gauges = (
-        ("rows", "Measurements since the training that were compared", "num_rows"),
-        ("error_ratio", "Median of |measured / estimated - 1|", "error_ratio_median"),
-        ("error_ratio_p90", "90th percentile of |measured / estimated - 1|", "error_ratio_p90"),
-        ("bias_ratio", "Median of measured / estimated - 1", "bias_ratio_median"),
-        ("inside_ratio", "Share of measurements inside the 90 % intervals", "inside_ratio"),
-    )
-    for name, meaning, field in gauges:
-        gauge = GaugeMetricFamily(
-            f"{_PREDICTOR}_drift_{name}", meaning, labels=("operator", "device")
+    fields = {
+        "rows": "num_rows",
+        "error_ratio": "error_ratio_median",
+        "error_ratio_p90": "error_ratio_p90",
+        "bias_ratio": "bias_ratio_median",
+        "inside_ratio": "inside_ratio",
+    }
+    for name, field in fields.items():
+        values = (
+            ((entry.operator, entry.device), float(getattr(entry, field)))
+            for entry in report.entries
         )
-        for entry in report.entries:
-            gauge.add_metric((entry.operator, entry.device), getattr(entry, field))
-        yield gauge
-    totals = (
-        ("left_out_rows", "Measurements since the training not compared yet", report.num_left_out),
-        ("flagged_rows", "Measurements in new runs that are flagged", report.num_flagged),
-    )
-    for name, meaning, value in totals:
-        yield GaugeMetricFamily(f"{_PREDICTOR}_drift_{name}", meaning, value=value)
+        yield from _labelled("predictor", f"drift_{name}", values)
+    totals = {"left_out_rows": report.num_left_out, "flagged_rows": report.num_flagged}
+    yield from _values("predictor", {f"drift_{name}": n for name, n in totals.items()})
 
 
 class ObservedSimulator(Protocol):
@@ -234,10 +238,6 @@ class ObservedSimulator(Protocol):
     @property
     def workers(self) -> WorkerCounts:
         """The workers of searches."""
-
-    @property
-    def max_queued_jobs(self) -> int:
-        """Jobs that may wait."""
 
     def list_jobs(self) -> tuple[Job, ...]:
         """Return all jobs."""
@@ -255,49 +255,101 @@ class SimulatorMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics as they stand."""
+        found, workers = self._simulator.statistics.read(), self._simulator.workers
         jobs = self._simulator.list_jobs()
-        yield from _collect_jobs(jobs)
-        yield GaugeMetricFamily(
-            f"{_SIMULATOR}_queue_limit", "Jobs that may wait", value=self._simulator.max_queued_jobs
-        )
-        yield from self._collect_work()
-        workers = self._simulator.workers
-        yield GaugeMetricFamily(
-            f"{_SIMULATOR}_workers", "Workers of searches that are there", value=workers.num_alive
-        )
-        yield CounterMetricFamily(
-            f"{_SIMULATOR}_worker_restarts",
-            "Workers that were started for one that died",
-            value=workers.num_restarts,
-        )
-
-    def _collect_work(self) -> Iterator[Metric]:
-        found = self._simulator.statistics.read()
-        counts = (
-            ("points_evaluated", "Points answered in closed form", found.num_evaluated),
-            ("points_simulated", "Tasks of searches that workers simulated", found.num_simulated),
-            ("journal_hits", "Results of searches not computed again", found.num_kept),
-        )
-        for name, meaning, value in counts:
-            yield CounterMetricFamily(f"{_SIMULATOR}_{name}", meaning, value=value)
-        seconds = HistogramMetricFamily(
-            f"{_SIMULATOR}_simulation_seconds", "Time of a simulation", labels=("within",)
-        )
+        values = {
+            "searches_running": sum(
+                job.kind in _SEARCHES and job.state is JobState.RUNNING for job in jobs
+            ),
+            "points_evaluated": found.num_evaluated,
+            "points_simulated": found.num_simulated,
+            "journal_hits": found.num_kept,
+            "workers": workers.num_alive,
+            "worker_restarts": workers.num_restarts,
+        }
+        yield from _values("simulator", values)
+        seconds = _family("simulator", "simulation_seconds")
         add_histogram(seconds, ("job",), found.simulation_s)
         add_histogram(seconds, ("search",), found.search_task_s)
         yield seconds
 
 
-def _collect_jobs(jobs: tuple[Job, ...]) -> Iterator[Metric]:
-    counts = Counter((job.kind, job.state) for job in jobs)
-    gauge = GaugeMetricFamily(f"{_SIMULATOR}_jobs", "Jobs that are kept", labels=("kind", "state"))
-    for kind in dict.fromkeys((*_KINDS, *(job.kind for job in jobs))):
-        for state in JobState:
-            gauge.add_metric((kind, state.name.lower()), counts[kind, state])
-    yield gauge
-    num_queued = sum(job.state is JobState.QUEUED for job in jobs)
-    yield GaugeMetricFamily(f"{_SIMULATOR}_queue_length", "Jobs that wait", value=num_queued)
-    num_running = sum(counts[kind, JobState.RUNNING] for kind in _SEARCHES)
-    yield GaugeMetricFamily(
-        f"{_SIMULATOR}_searches_running", "Searches under way", value=num_running
-    )
+class ObservedJobs(Protocol):
+    """A service of this process whose jobs are counted."""
+
+    @property
+    def max_queued_jobs(self) -> int:
+        """Jobs that may wait."""
+
+    def list_jobs(self) -> tuple[Job, ...]:
+        """Return all jobs."""
+
+
+class JobMetrics(Collector):
+    """The jobs that a service keeps, and how many may wait."""
+
+    def __init__(self, service: str, jobs: ObservedJobs) -> None:
+        self._service = service
+        self._jobs = jobs
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: registering must not open the service."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they stand."""
+        jobs = self._jobs.list_jobs()
+        counts = Counter((job.kind, job.state) for job in jobs)
+        kinds = dict.fromkeys((*_KINDS[self._service], *(job.kind for job in jobs)))
+        by_state = (
+            ((kind, state.name.lower()), float(counts[kind, state]))
+            for kind in kinds
+            for state in JobState
+        )
+        yield from _labelled(self._service, "jobs", by_state)
+        queue = {
+            "queue_length": sum(job.state is JobState.QUEUED for job in jobs),
+            "queue_limit": self._jobs.max_queued_jobs,
+        }
+        yield from _values(self._service, queue)
+
+
+class LaneMetrics(Collector):
+    """How full the threads of methods are, and the queues before them."""
+
+    def __init__(self, lanes: Callable[[], Mapping[str, ObservedLane]]) -> None:
+        """Keep what returns the lanes that there are, by `SERVICE/METHOD`."""
+        self._lanes = lanes
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield nothing: methods have lanes when they are first called."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics as they stand."""
+        by_service: dict[str, dict[str, ObservedLane]] = {}
+        for name, lane in self._lanes().items():
+            service, _, method = name.partition("/")
+            by_service.setdefault(service, {})[method] = lane
+        for service, lanes in by_service.items():
+            for name, read in _LANES.items():
+                values = (((method,), float(read(lane))) for method, lane in lanes.items())
+                yield from _labelled(service, name, values)
+
+
+class ObservedLane(Protocol):
+    """The threads of one method."""
+
+    num_threads: int
+    max_queued: int
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that run or wait."""
+
+
+_LANES: Mapping[str, Callable[[ObservedLane], int]] = {
+    "requests_limit": lambda lane: lane.num_threads,
+    "requests_waiting": lambda lane: max(0, lane.num_calls - lane.num_threads),
+    "requests_waiting_limit": lambda lane: lane.max_queued,
+}

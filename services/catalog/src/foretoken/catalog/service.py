@@ -15,6 +15,7 @@ from foretoken.catalog.sql.query_service import OnLeave, SqlQueryService, SqlSta
 from foretoken.catalog.storage.store import Store
 from foretoken.catalog.upkeep import retention
 from foretoken.catalog.upkeep.backup import stream_backup
+from foretoken.catalog.upkeep.room import BackupNote, DiskUsage, disk_usage
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.measurements.measurement import (
@@ -59,6 +60,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         self._store = Store(config)
         RunsJobs.__init__(self, JobRunner(folder / "jobs"))
         KeepsArtifacts.__init__(self, self._store, config.max_artifact_bytes)
+        self._backups = BackupNote(folder)
         self._ingest = Ingest(self._store, clock, config.max_batch_rows, self._review_import)
         self._sql = SqlQueryService(self._store, config)
 
@@ -244,6 +246,14 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         """Return the storage the catalog takes, in bytes."""
         return self._store.size_bytes()
 
+    def disk_usage(self) -> DiskUsage:
+        """Return how large the volume with the catalog's files is, and what of it is free."""
+        return disk_usage(Path(self._config.path).expanduser())
+
+    def last_backup_s(self) -> float:
+        """Return when the last backup was read to its end, in s since 1970; 0 for never."""
+        return self._backups.last_s()
+
     def backup(self) -> Iterator[bytes]:
         """Yield a copy of the catalog as it is now, in pieces; recording goes on meanwhile.
 
@@ -251,7 +261,8 @@ class CatalogService(RunsJobs, KeepsArtifacts):
             StorageFullError: there is no room next to the catalog for a copy.
 
         """
-        return stream_backup(self._store)
+        yield from stream_backup(self._store)
+        self._backups.note(self._clock())
 
     def prune(self, request: PruneRequest) -> PruneReport:
         """Delete old runs, but none that a snapshot needs.

@@ -39,6 +39,7 @@ from foretoken.predictor.on_demand import Learner
 from foretoken.predictor.planning.profile_plan import plan_profile
 from foretoken.predictor.query_check import check_query
 from foretoken.predictor.query_columns import grid_columns
+from foretoken.predictor.recent_rows import parse_time
 from foretoken.predictor.starter import LayeredModels, layer, open_starter, own_version
 from foretoken.predictor.statistics import PredictionStatistics
 from foretoken.predictor.training import Known, open_workers, train_models
@@ -98,6 +99,11 @@ class PredictorService(RunsJobs):
         self.statistics.observe_model(self._library.active.version)
         for work in self._repeated:
             work.start()
+
+    def model_snapshot_s(self) -> float:
+        """Return from when the active model's measurements are, in s since 1970; 0 without one."""
+        created_at = self._library.active.created_at
+        return parse_time(created_at).timestamp() if created_at else 0.0
 
     def close(self) -> None:
         """Cancel what trains and wait for it."""

@@ -103,11 +103,6 @@ class SimulatorService(RunsJobs):
         """The workers of searches."""
         return self._searches.workers
 
-    @property
-    def max_queued_jobs(self) -> int:
-        """Jobs that may wait."""
-        return self._config.max_queued_jobs
-
     def open(self) -> None:
         """Load earlier jobs; searches that were left unfinished go on as configured."""
         self._jobs.open(self._searches.handlers, resumes=self._config.resumes_at_start)

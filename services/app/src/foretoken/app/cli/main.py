@@ -86,8 +86,10 @@ def root(
 ) -> None:
     """Set up what every command shares."""
     from foretoken.app.cli.state import CliState, fail, parse_assignments
-    from foretoken.app.config import configure_logging, load_config, process_environment
+    from foretoken.app.config import load_config, process_environment
     from foretoken.app.starter import with_starter
+    from foretoken.app.telemetry.command_trace import trace_command
+    from foretoken.app.telemetry.log_setup import configure_logging
     from foretoken.domain.errors import ForetokenError
 
     # What is profiled on the CPU has the threads that it has without us.
@@ -109,6 +111,11 @@ def root(
         return
     is_serving = context.invoked_subcommand in {"serve", "ui"}
     configure_logging(resolved.log, quiet=not is_serving and log_level is None)
+    if not is_serving:
+        try:
+            context.call_on_close(trace_command(resolved.tracing, context.invoked_subcommand or ""))
+        except ForetokenError as err:
+            fail(err)
     context.obj = CliState(config=resolved, output=output)
 
 

@@ -26,7 +26,8 @@ def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="gRPC port; 0 takes a free one.")] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Prometheus port; -1 serves none.")
+        int | None,
+        typer.Option(help="Prometheus port; -1 serves none. `web` alone serves none unless given."),
     ] = None,
     http: Annotated[
         int | None,
@@ -52,7 +53,12 @@ def serve(
         server = replace(state.config.server, **overrides)  # type: ignore[arg-type]
         config = replace(state.config, server=server)
         if is_web_alone:
-            serve_web_until_stopped(config, lambda address: typer.echo(f"serving {address}"))
+            # By default only services have one: pages may share a machine with them.
+            serve_web_until_stopped(
+                config,
+                lambda address: typer.echo(f"serving {address}"),
+                has_metrics=metrics_port is not None,
+            )
             return
 
         def announce(bound_port: int) -> None:

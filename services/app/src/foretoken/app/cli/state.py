@@ -166,6 +166,8 @@ def fail(error: ForetokenError) -> None:
     """Print an error and leave with status 1."""
     _notes.print(f"[red]error[/red] ({error.reason.lower()}): ", end="", highlight=False)
     _notes.print(error.message, markup=False, highlight=False, soft_wrap=True)
+    if error.trace_id:
+        note(f"[dim]in the service's log: trace_id={error.trace_id}[/dim]")
     raise typer.Exit(code=1) from error
 
 

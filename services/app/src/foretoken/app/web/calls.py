@@ -6,6 +6,7 @@ The servicers are those of gRPC: pages, watches that end with their caller, refu
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
@@ -139,6 +140,10 @@ class Calls:
         for lane in self._lanes.values():
             lane.pool.shutdown(wait=False, cancel_futures=True)
 
+    def lanes(self) -> Mapping[str, Lane]:
+        """Return the threads of methods and pages, by `web/METHOD`."""
+        return {f"web/{method}": lane for method, lane in self._lanes.copy().items()}
+
     async def answer(self, messages: RpcMessages, caller: Caller, request: Any) -> Message:
         """Return the reply to one message, or to an iterator of them."""
 
@@ -196,7 +201,8 @@ class Calls:
             finally:
                 lane.leave()
 
-        return await asyncio.get_running_loop().run_in_executor(lane.pool, do)
+        # In the context of the request.
+        return await asyncio.get_running_loop().run_in_executor(lane.pool, copy_context().run, do)
 
     def _lane(self, method: str) -> Lane:
         if method not in self._lanes:

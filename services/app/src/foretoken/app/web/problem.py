@@ -15,6 +15,7 @@ from foretoken.domain.errors import (
     ServerBusyError,
     StorageFullError,
 )
+from foretoken.wire import trace
 from foretoken.wire.errors import STATUS_BY_ERROR
 from foretoken.wire.message_json import MessageType, name_as_written
 
@@ -94,6 +95,8 @@ def _status_of(error: ForetokenError, code: grpc.StatusCode) -> int:
 def answer_problem(error: Exception, request: MessageType | None = None) -> web.Response:
     """Return the answer that an error is."""
     document = describe_problem(error, request)
+    if (work := trace.current()) is not None:
+        document["trace_id"] = work.trace_id
     answer = web.Response(
         status=document["status"],
         text=json.dumps(document, ensure_ascii=False) + "\n",

@@ -3,19 +3,25 @@
 import asyncio
 import logging
 import threading
+from contextlib import ExitStack
 from ssl import SSLContext
 from typing import Self
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
 from foretoken.app.access import Access, Tokens
 from foretoken.app.config import ServerConfig
+from foretoken.app.request_metrics import RequestMetrics
+from foretoken.app.service_metrics import LaneMetrics
+from foretoken.app.telemetry.call_log import OFF
 from foretoken.app.web.api import PREFIX, add_api, compressed
 from foretoken.app.web.callers import Callers, build_tls
 from foretoken.app.web.calls import Calls, OfferedServices
 from foretoken.app.web.guard import HEALTH, RequestGuard
 from foretoken.app.web.openapi import describe_api
 from foretoken.app.web.pages import Pages
+from foretoken.app.web.request_log import RequestLog
 from foretoken.domain.errors import InvalidRequestError
 
 _log = logging.getLogger(__name__)
@@ -24,14 +30,29 @@ _log = logging.getLogger(__name__)
 class WebServer:
     """Answers HTTP for some services."""
 
-    def __init__(self, config: ServerConfig, offered: OfferedServices) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        offered: OfferedServices,
+        *,
+        logged_calls: str = OFF,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
         """Keep what to serve, and how.
+
+        `logged_calls` is which requests have a line in the log; they are counted in a registry.
 
         Raises:
             InvalidRequestError: a file of tokens cannot be read, or a caller has no such role.
 
         """
         self._config = config
+        self._logged_calls = logged_calls
+        self._registry = registry
+        self._metrics = RequestMetrics(registry) if registry is not None else None
+        self._counting = ExitStack()
+        if self._metrics is not None:
+            self._counting.callback(self._metrics.close)
         tokens = Tokens(config.token_file) if config.token_file else None
         access = Access.of(config, tokens)
         self.offered = offered
@@ -60,6 +81,10 @@ class WebServer:
                 f"cannot listen on {self._config.host}:{self._config.http_port}: {err.strerror};"
                 " choose another with --http",
             ) from err
+        if self._registry is not None:
+            lanes = LaneMetrics(self._calls.lanes)
+            self._registry.register(lanes)
+            self._counting.callback(self._registry.unregister, lanes)
         services = ",".join(self.offered.names)
         _log.info("serving http services=%s address=%s", services, self.address)
         return self
@@ -78,16 +103,19 @@ class WebServer:
         if self._runner is not None:
             asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
         self._calls.close()
+        self._counting.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     async def _start(self, tls: SSLContext | None) -> int:
         guard = RequestGuard(self._config)
+        log = RequestLog(self._logged_calls, self._metrics)
         app = web.Application(
-            middlewares=[guard.guard], client_max_size=self._config.http_max_bytes
+            middlewares=[log.observe, guard.guard],
+            client_max_size=self._config.http_max_bytes,
         )
-        app.on_response_prepare.append(guard.add_headers)
+        app.on_response_prepare.extend((guard.add_headers, log.add_header))
         app.on_shutdown.append(self._end_streams)
         add_api(app.router, self._calls, self._callers)
         Pages(self._calls, self._callers).add(app.router)
