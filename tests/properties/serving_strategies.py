@@ -51,6 +51,12 @@ def plans(draw: st.DrawFn) -> RequestPlan:
     follows = _ints([-1] * count)
     if draw(st.booleans()):
         follows = _ints([draw(st.integers(-1, index - 1)) for index in range(count)])
+    joins = None
+    if count > 1 and draw(st.booleans()):
+        later = st.integers(1, count - 1).flatmap(
+            lambda index: st.tuples(st.just(index), st.integers(0, index - 1))
+        )
+        joins = _ints(draw(st.lists(later, max_size=count))).reshape(-1, 2)
     hashes = st.lists(st.integers(0, 2), min_size=sum(num_hashes), max_size=sum(num_hashes))
     return RequestPlan(
         arrival_ns=np.cumsum(gaps),
@@ -67,6 +73,7 @@ def plans(draw: st.DrawFn) -> RequestPlan:
         hashes=_ints(draw(hashes)),
         hash_block_tokens=hash_block_tokens,
         concurrency=draw(st.sampled_from((0, 0, 1, 3, 8))),
+        joins=joins,
     )
 
 

@@ -127,6 +127,7 @@ _DOORS: dict[str, tuple[_Read, bytes]] = {
     **{
         f"trace {name}": (load_trace, (_EXAMPLES / name).read_bytes())
         for name in (
+            "agents-trace.jsonl",
             "azure-trace.csv",
             "blocks-trace.jsonl",
             "burstgpt-trace.csv",

@@ -67,7 +67,7 @@ def test_a_loop_that_ends_early_is_a_loop_of_those_it_sent(cases: Any, data: st.
     case = data.draw(cases)
     num_requests = case.plan.num_requests
     none = np.full(num_requests, NONE, dtype=np.int64)
-    plan = replace(case.plan, follows=none, concurrency=data.draw(st.integers(1, 4)))
+    plan = replace(case.plan, follows=none, joins=None, concurrency=data.draw(st.integers(1, 4)))
     num_first = data.draw(st.integers(1, num_requests))
     run = _start(case, plan)
 

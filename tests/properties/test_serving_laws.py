@@ -10,7 +10,8 @@ from serving_strategies import SCHEDULERS, Case, cases
 from foretoken.simulator.engine.kernel import run_slice
 from foretoken.simulator.engine.layout import MORE
 from foretoken.simulator.engine.state import build_state
-from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
+from foretoken.simulator.serving.record import RequestOutcome
+from foretoken.simulator.workload.dependency import ServingRecord, find_waits
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -63,11 +64,10 @@ def test_times_of_a_request_come_in_order(case: Case) -> None:
         (requests.first_token_ns, requests.finished_ns),
     ):
         assert (earlier <= later)[is_done].all()
-    follows = case.plan.follows
-    is_after = is_done & (follows >= 0)
-    is_after &= is_done[follows]
-    thought_ns = requests.finished_ns[follows] + case.plan.think_ns
-    assert (requests.arrival_ns >= thought_ns)[is_after].all()
+    after, before = find_waits(case.plan.follows, case.plan.joins)
+    are_done = is_done[after] & is_done[before]
+    thought_ns = requests.finished_ns[before] + case.plan.think_ns[after]
+    assert (requests.arrival_ns[after] >= thought_ns)[are_done].all()
 
 
 @given(case=cases())

@@ -174,6 +174,31 @@ def test_turns_of_a_session_wait_for_the_answer_before() -> None:
     assert first == second[:4]
 
 
+@pytest.mark.parametrize("options", [{}, {"concurrency": "1"}])
+def test_branches_run_side_by_side_and_what_joins_them_waits_for_both(
+    options: dict[str, str],
+) -> None:
+    lengths = {"num_prefill_tokens": 4, "num_decode_tokens": 3}
+    requests = [Request(arrival_s=0, after=after, **lengths) for after in ((), (0,), (0,), (1, 2))]
+    spec = WorkloadSpec(arrival="trace", trace_requests=tuple(requests), arrival_options=options)
+    with StreamingServer(behaviours=[Behaviour(delay_s=0.02)]) as server:
+        run = _collect(server, resolve_workload(spec, (), 0))
+    root, one, other, joined = run.requests
+    assert min(one.arrival_s, other.arrival_s) >= root.last_token_s
+    assert max(one.arrival_s, other.arrival_s) < min(one.last_token_s, other.last_token_s)
+    assert joined.arrival_s >= max(one.last_token_s, other.last_token_s)
+    assert 0 == run.concurrency
+
+
+def test_what_waits_for_a_failed_request_is_not_sent() -> None:
+    lengths = {"num_prefill_tokens": 4, "num_decode_tokens": 3}
+    requests = [Request(arrival_s=0, after=after, **lengths) for after in ((), (), (0, 1))]
+    spec = WorkloadSpec(arrival="trace", trace_requests=tuple(requests))
+    with StreamingServer(behaviours=[Behaviour(), Behaviour(status=500)]) as server:
+        run = _collect(server, resolve_workload(spec, (), 0))
+    assert 2 == len(run.requests)
+
+
 def test_prompts_share_what_the_workload_shares() -> None:
     """Equal block hashes are equal tokens, and others are not; the run says so of whole blocks."""
     spec = WorkloadSpec(

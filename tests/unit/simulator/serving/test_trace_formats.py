@@ -266,3 +266,27 @@ def test_a_table_with_the_columns_of_vidur_may_have_sessions(tmp_path: Path) -> 
 def test_names_of_the_wrong_type_are_said(tmp_path: Path, line: str, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
         _load(tmp_path, line)
+
+
+def test_a_generic_trace_names_the_requests_that_each_waits_for(tmp_path: Path) -> None:
+    content = _load(
+        tmp_path,
+        "arrival_s,input_tokens,output_tokens,request_id,after",
+        "1.5,100,10,plan,",
+        ",200,20,left,plan",
+        ",300,30,right,plan",
+        ",400,40,,left right",
+    )
+    assert [(), (0,), (0,), (1, 2)] == [request.after for request in content.requests]
+    assert [1.5, 0.0, 0.0, 0.0] == [request.arrival_s for request in content.requests]
+
+
+def test_a_generic_trace_waits_for_earlier_rows_alone(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidRequestError, match="trace:2: depends_on: no earlier row has the request_id 7"
+    ):
+        _load(
+            tmp_path,
+            '{"arrival_s": 0, "isl": 9, "osl": 3, "id": 6}',
+            '{"isl": 9, "osl": 3, "id": 7, "depends_on": [6, 7]}',
+        )

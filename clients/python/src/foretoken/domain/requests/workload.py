@@ -67,7 +67,10 @@ class Request:
     `block_hashes` name the content of its prompt, block by block of the workload's
     `hash_block_tokens`: equal prefixes of hashes are equal prompts. Requests of one `session` (0:
     none) are its turns in order: a later one arrives `think_s` after the answer before it is
-    complete, or at `arrival_s` if that is later. `slo_class` names a class of the scenario.
+    complete, or at `arrival_s` if that is later. `after` has the places, from 0 on, of earlier
+    requests of the workload, of any session, that must be complete as well: branches of an agent
+    that run side by side, and what joins them. `think_s` then counts from the last answer.
+    `slo_class` names a class of the scenario.
     """
 
     arrival_s: float
@@ -77,6 +80,7 @@ class Request:
     session: int = 0
     think_s: float = 0.0
     slo_class: str = ""
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

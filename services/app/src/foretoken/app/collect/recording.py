@@ -20,7 +20,8 @@ from foretoken.domain.errors import (
     UnknownModelError,
 )
 from foretoken.domain.requests.serving_run import UNKNOWN, UNKNOWN_S, MeasuredRequest, ServingRun
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan, plan_requests
+from foretoken.simulator.workload.dependency import find_first
+from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
 
 _SHORT_TIMEOUT_S = 10.0
 # Source: vLLM's metrics: counters of all engines, and the configuration as labels of a gauge.
@@ -168,12 +169,16 @@ async def _collect(collection: Collection, on_progress: Progress | None) -> Serv
         requests=requests,
         hash_block_tokens=_NAMED_TOKENS if any(r.block_hashes for r in requests) else 0,
         # Where users think between turns, fewer are under way than the loop holds.
-        concurrency=0 if (collection.plan.follows != NONE).any() else collection.plan.concurrency,
+        concurrency=collection.plan.concurrency if _has_no_waits(collection.plan) else 0,
         is_interrupted=is_interrupted,
         settings=collection.settings,
     )
     run = replace(run, cached_token_ratio=_cached_ratio(replay))
     return _with_state(run, before, after)
+
+
+def _has_no_waits(plan: RequestPlan) -> bool:
+    return bool(find_first(plan.follows, plan.joins).all())
 
 
 async def _read_last(client: aiohttp.ClientSession, target: Target) -> ServerState:

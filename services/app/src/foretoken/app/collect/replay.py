@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from foretoken.app.collect.sender import Answer, send_request
 from foretoken.app.collect.target import Target
 from foretoken.domain.units import NS_PER_S
+from foretoken.simulator.workload.dependency import find_sessions, find_waits
 from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 
 # Ordinary tokens of every vocabulary in use: the smallest (Llama 2's) has 32,000, and tokens with a
@@ -129,7 +130,12 @@ class Replay:
     async def run(self) -> bool:
         """Send everything; return whether it was cancelled before the end."""
         self._start_s = time.perf_counter()
-        self._followers = self._find_followers()
+        plan = self.plan
+        waits = find_waits(plan.follows, plan.joins)
+        self._followers: defaultdict[int, list[int]] = defaultdict(list)
+        for later, earlier in zip(waits.after.tolist(), waits.before.tolist(), strict=True):
+            self._followers[earlier].append(later)
+        self._num_awaited = np.bincount(waits.after, minlength=plan.num_requests).tolist()
         self._num_done = 0
         self._slots = asyncio.Semaphore(self.max_in_flight or self.plan.num_requests)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -155,31 +161,40 @@ class Replay:
         await self._wait()
 
     async def _close_loop(self) -> None:
-        waiting = deque(self._first_requests())
-        for _ in range(min(self.plan.concurrency, len(waiting))):
-            self._spawn(self._work(waiting))
+        session = find_sessions(self.plan.follows, self.plan.joins)
+        waiting: dict[int, list[int]] = {}
+        for index in self._first_requests():
+            waiting.setdefault(int(session[index]), []).append(index)
+        sessions = deque(waiting.values())
+        for _ in range(min(self.plan.concurrency, len(sessions))):
+            self._spawn(self._work(sessions))
         await self._wait()
 
-    async def _work(self, waiting: deque[int]) -> None:
-        while waiting:
-            index = waiting.popleft()
-            body = self._build(index)
-            due_s = float(self.plan.arrival_ns[index]) / NS_PER_S
-            await self._sleep_until(due_s)
-            await self._send_chain(index, body, max(due_s, self.now_s()))
+    async def _work(self, sessions: deque[list[int]]) -> None:
+        while sessions:
+            firsts = sessions.popleft()
+            begin_s = max(float(self.plan.arrival_ns[firsts[0]]) / NS_PER_S, self.now_s())
+            await asyncio.gather(*(self._spawn(self._begin(index, begin_s)) for index in firsts))
+
+    async def _begin(self, index: int, now_s: float) -> None:
+        """Send a request when its user has thought, and what waits for it."""
+        earliest_s = float(self.plan.arrival_ns[index]) / NS_PER_S
+        due_s = max(now_s + float(self.plan.think_ns[index]) / NS_PER_S, earliest_s)
+        body = self._build(index)
+        await self._sleep_until(due_s)
+        await self._send_chain(index, body, due_s)
 
     async def _send_chain(self, index: int, body: bytes, due_s: float) -> None:
-        """Send a request and the turns that follow it, each after the one before."""
-        while True:
-            await self._send(index, body, due_s)
-            following = self._followers.get(index)
-            if following is None or self.answers[index].error:
-                return
-            index = following
-            earliest_s = float(self.plan.arrival_ns[index]) / NS_PER_S
-            due_s = max(self.now_s() + float(self.plan.think_ns[index]) / NS_PER_S, earliest_s)
-            body = self._build(index)
-            await self._sleep_until(due_s)
+        """Send a request, then what waited for it last; nothing that waits for one that failed."""
+        await self._send(index, body, due_s)
+        if self.answers[index].error:
+            return
+        ready = []
+        for follower in self._followers[index]:
+            self._num_awaited[follower] -= 1
+            if not self._num_awaited[follower]:
+                ready.append(self._spawn(self._begin(follower, self.now_s())))
+        await asyncio.gather(*ready)
 
     async def _send(self, index: int, body: bytes, due_s: float) -> None:
         async with self._slots:
@@ -201,23 +216,18 @@ class Replay:
         return json.dumps(body, separators=(",", ":")).encode()
 
     def _first_requests(self) -> list[int]:
-        """Return the requests that follow no other."""
-        return [
-            index for index in range(self.plan.num_requests) if self.plan.follows[index] == NONE
-        ]
-
-    def _find_followers(self) -> dict[int, int]:
-        follows = enumerate(self.plan.follows.tolist())
-        return {before: index for index, before in follows if before != NONE}
+        """Return the requests that wait for no other."""
+        return [index for index, count in enumerate(self._num_awaited) if not count]
 
     async def _sleep_until(self, due_s: float) -> None:
         delay_s = due_s - self.now_s()
         await asyncio.sleep(max(delay_s, 0.0))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _wait(self) -> None:
         while self._tasks:

@@ -10,6 +10,7 @@ from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.cluster.pool_state import PoolLoads, PoolState
 from foretoken.simulator.cluster.routing import EngineLoad, RoutedRequest, find_router
+from foretoken.simulator.workload.dependency import find_sessions
 from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 
 # Tokens of a block of a prompt that no hash of the plan describes.
@@ -32,7 +33,7 @@ class RequestDescriber:
 
     def __init__(self, plan: RequestPlan) -> None:
         self._plan = plan
-        self._sessions = find_sessions(plan)
+        self._sessions = find_sessions(plan.follows, plan.joins).tolist()
         self._num_tokens = plan.num_prefill_tokens.tolist()
         self._offsets = plan.hash_offsets.tolist()
         self._adapters = None if plan.adapter is None else plan.adapter.tolist()
@@ -58,14 +59,6 @@ class RequestDescriber:
         return RoutedRequest(
             index, num_tokens, self._sessions[index], blocks, block_tokens, adapter
         )
-
-
-def find_sessions(plan: RequestPlan) -> list[int]:
-    """Return the session of each request: the first one of those that follow each other."""
-    sessions: list[int] = []
-    for index, followed in enumerate(plan.follows.tolist()):
-        sessions.append(index if followed == NONE else sessions[followed])
-    return sessions
 
 
 class Gate:

@@ -1,8 +1,10 @@
 """Pools of replicas behind routers: what happens to each request of a plan, and when."""
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+
+import numpy as np
 
 from foretoken.domain.requests.cluster import FailureSpec
 from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -17,7 +19,8 @@ from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.record import NOT_REACHED, RequestOutcome
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.dependency import find_sessions, find_waits
+from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.rng import named_stream
 
 
@@ -73,8 +76,15 @@ class Cluster:
         self.now_ns = NOT_REACHED
         self._num_expected = plan.num_requests
         self.num_done = 0
-        self._held_back: deque[int] = deque()
+        # Those that wait for none of each session that a closed loop holds back, by session.
+        self._held_back: deque[list[int]] = deque()
         self._followers: defaultdict[int, list[int]] = defaultdict(list)
+        waits = find_waits(plan.follows, plan.joins)
+        for after, before in zip(waits.after.tolist(), waits.before.tolist(), strict=True):
+            self._followers[before].append(after)
+        self._num_awaited = np.bincount(waits.after, minlength=plan.num_requests).tolist()
+        self._session = find_sessions(plan.follows, plan.joins).tolist()
+        self._session_left = Counter(self._session)
 
     def run(self, is_enough: Callable[[], bool]) -> None:
         """Simulate to the end, or until `is_enough`, which is asked after every instant.
@@ -106,10 +116,8 @@ class Cluster:
 
     def send_no_more(self) -> None:
         """Let a closed loop end with the requests that have been sent."""
-        left = list(self._held_back)
-        for index in left:
-            left += self._followers[index]
-        self._num_expected -= len(left)
+        for firsts in self._held_back:
+            self._num_expected -= self._session_left[self._session[firsts[0]]]
         self._held_back.clear()
 
     def _start(self) -> None:
@@ -257,17 +265,25 @@ class Cluster:
             self._events.push(retry_ns, EventKind.ARRIVAL, self._arrive, index)
 
     def _send_first(self) -> None:
-        """Send what arrives by itself; a closed loop holds the rest back."""
-        plan = self._plan
-        num_sent = 0
-        for index, followed in enumerate(plan.follows.tolist()):
-            if followed != NONE:
-                self._followers[followed].append(index)
-            elif plan.concurrency == 0 or num_sent < plan.concurrency:
-                num_sent += 1
+        """Send what arrives by itself; a closed loop holds the sessions back that come later."""
+        firsts = [index for index, count in enumerate(self._num_awaited) if not count]
+        if self._plan.concurrency == 0:
+            for index in firsts:
                 self._send(index, 0)
-            else:
-                self._held_back.append(index)
+            return
+        sessions: defaultdict[int, list[int]] = defaultdict(list)
+        for index in firsts:
+            sessions[self._session[index]].append(index)
+        self._held_back.extend(sessions.values())
+        for _ in range(min(self._plan.concurrency, len(self._held_back))):
+            self._begin_session(None)
+
+    def _begin_session(self, now_ns: int | None) -> None:
+        """Begin the next session of a closed loop now, or when the plan says."""
+        for index in self._held_back.popleft():
+            session = self._session[index]
+            begin_ns = int(self._plan.arrival_ns[session]) if now_ns is None else now_ns
+            self._send(index, begin_ns + int(self._plan.think_ns[index]))
 
     def _send(self, index: int, now_ns: int) -> None:
         """Let a client send a request now, or at its earliest; the server's frontend gets it."""
@@ -281,11 +297,14 @@ class Cluster:
         self._events.push(ready_ns, EventKind.ARRIVAL, self._arrive, index)
 
     def _end(self, journey: Journey, outcome: RequestOutcome, now_ns: int) -> None:
-        """Send the requests that follow one, or the next of a closed loop."""
+        """Send the requests that waited for this one last, or a closed loop's next session."""
         journey.stage, journey.outcome = Stage.AWAY, outcome
         self.num_done += 1
-        followers = self._followers[journey.index]
-        for index in followers:
-            self._send(index, now_ns + int(self._plan.think_ns[index]))
-        if self._plan.concurrency > 0 and not followers and self._held_back:
-            self._send(self._held_back.popleft(), now_ns)
+        for index in self._followers[journey.index]:
+            self._num_awaited[index] -= 1
+            if not self._num_awaited[index]:
+                self._send(index, now_ns + int(self._plan.think_ns[index]))
+        session = self._session[journey.index]
+        self._session_left[session] -= 1
+        if self._plan.concurrency > 0 and not self._session_left[session] and self._held_back:
+            self._begin_session(now_ns)

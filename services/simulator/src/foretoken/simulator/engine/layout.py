@@ -96,7 +96,8 @@ _RULES = (
     "num_requests",
     "num_engines",
     "num_units",
-    "num_unfollowing",  # requests that follow none
+    "num_waits",  # pairs of a request and one that it waits for
+    "num_unfollowing",  # requests that wait for none
     "num_open",  # of them, those that arrive by themselves
     "num_slots",  # of an engine
     "num_slot_blocks",
@@ -164,6 +165,8 @@ ARRAYS = (
     "hits",
     "growth",
     "hashes",
+    "followers",
+    "session_left",
     "ready_order",
     "heap",
     "ended",
@@ -237,8 +240,10 @@ REQUEST = _record(
         ("prefix_tokens", np.int64),
         ("hash_first", np.int64),
         ("num_hashes", np.int32),
-        ("first_follower", np.int32),
-        ("next_follower", np.int32),
+        ("first_follower", np.int32),  # in `followers`
+        ("num_followers", np.int32),
+        ("num_awaited", np.int32),  # not complete yet, of those that it waits for
+        ("session", np.int32),
         ("priority", np.int32),
         ("outcome", np.int32),
         ("attempt", np.int32),  # how often a pool has begun it

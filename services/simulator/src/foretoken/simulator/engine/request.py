@@ -8,7 +8,6 @@ from foretoken.simulator.engine.block import free_blocks, num_blocks_of
 from foretoken.simulator.engine.layout import (
     DEPLOYMENT,
     LEAST_LOADED,
-    NONE,
     PREFILL_ONLY,
     State,
     as_int64,
@@ -17,9 +16,11 @@ from foretoken.simulator.engine.queue import push_arrived, push_ready, wake
 from foretoken.simulator.engine.view import (
     ended_of,
     engines_of,
+    followers_of,
     ready_order_of,
     requests_of,
     runs_of,
+    session_left_of,
 )
 from foretoken.simulator.jit import compiled_part
 from foretoken.simulator.serving.record import RequestOutcome
@@ -150,7 +151,10 @@ def finish(state: State, e: int, r: int, now_ns: int) -> None:
 
 @compiled_part
 def _let_others_arrive(state: State, r: int, now_ns: int) -> None:
-    """Send the requests that follow this one, or the next of a closed loop; a pool knows none."""
+    """Send the requests that waited for this one last, or the next session of a closed loop.
+
+    A pool knows none.
+    """
     request = requests_of(state)[r]
     state.num_done += 1
     if state.role != DEPLOYMENT:
@@ -158,17 +162,33 @@ def _let_others_arrive(state: State, r: int, now_ns: int) -> None:
         ended_of(state)[state.num_ended] = r
         state.num_ended += 1
         return
-    follower = request.first_follower
-    while follower != NONE:
-        send(state, follower, now_ns + requests_of(state)[follower].think_ns)
-        push_ready(state, follower)
-        follower = requests_of(state)[follower].next_follower
-    if (
-        state.is_closed_loop
-        and request.first_follower == NONE
-        and state.num_released < state.num_unfollowing
-    ):
-        released = ready_order_of(state)[state.num_released]
-        state.num_released += 1
-        send(state, released, now_ns)
-        push_ready(state, released)
+    first = as_int64(request.first_follower)
+    for place in range(first, first + request.num_followers):
+        follower = as_int64(followers_of(state)[place])
+        requests_of(state)[follower].num_awaited -= 1
+        if requests_of(state)[follower].num_awaited == 0:
+            _send_after(state, follower, now_ns)
+    if state.is_closed_loop:
+        session_left_of(state)[request.session] -= 1
+        if session_left_of(state)[request.session] == 0:
+            _begin_session(state, now_ns)
+
+
+@compiled_part
+def _begin_session(state: State, now_ns: int) -> None:
+    """Send what waits for none of the next session of a closed loop, if there is one."""
+    place = state.num_released
+    while place < state.num_unfollowing:
+        r = as_int64(ready_order_of(state)[place])
+        first = ready_order_of(state)[state.num_released]
+        if requests_of(state)[r].session != requests_of(state)[first].session:
+            break
+        _send_after(state, r, now_ns)
+        place += 1
+    state.num_released = place
+
+
+@compiled_part
+def _send_after(state: State, r: int, now_ns: int) -> None:
+    send(state, r, now_ns + requests_of(state)[r].think_ns)
+    push_ready(state, r)

@@ -18,6 +18,13 @@ from foretoken.simulator.engine.cost import place_tables
 from foretoken.simulator.engine.layout import NONE, Ints, Records, State
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import draw_yields
+from foretoken.simulator.workload.dependency import (
+    Waits,
+    count_opening,
+    find_first,
+    find_sessions,
+    find_waits,
+)
 from foretoken.simulator.workload.request_plan import RequestPlan
 
 # Steps of a slice, and least room for prefills and token runs; a slice reports progress.
@@ -57,7 +64,7 @@ def build_state(plan: RequestPlan, setup: DeploymentSetup, tables: CostTables) -
 def build_pool_state(plan: RequestPlan, setup: PoolSetup, tables: CostTables) -> EngineState:
     """Return the state of a pool before it is given a request."""
     none = np.full(plan.num_requests, NONE, dtype=np.int64)
-    plan = replace(plan, follows=none, concurrency=0)
+    plan = replace(plan, follows=none, joins=None, concurrency=0)
     if setup.role is PoolRole.PREFILL:
         plan = replace(plan, num_decode_tokens=np.ones_like(plan.num_decode_tokens))
     rules = np.zeros(1, dtype=layout.STATE)
@@ -99,12 +106,16 @@ def _build(
     _set_rules(rules, setup, len(tables.tokens_us))
     _set_sizes(rules, plan, setup)
     requests = _build_requests(plan, rules)
+    waits = find_waits(plan.follows, plan.joins)
+    _count_waits(waits, requests)
     draft = setup.speculation.draft if setup.speculation else None
     places, columns = place_tables((tables, draft or tables))
     arrays = {
         "tables": places,
         **{f"table {place}": column for place, column in enumerate(columns)},
         "requests": requests,
+        "followers": waits.after.astype(np.int32),
+        "session_left": np.bincount(requests["session"], minlength=len(requests)).astype(np.int32),
         "ready_order": _order_arrivals(plan, rules, requests),
         "hashes": np.ascontiguousarray(plan.hashes, dtype=np.int64),
         "heap": np.zeros(plan.num_requests, dtype=np.int32),
@@ -151,7 +162,8 @@ def _set_rules(rules: State, setup: DeploymentSetup, num_stages: int) -> None:
 
 def _set_sizes(rules: State, plan: RequestPlan, setup: DeploymentSetup) -> None:
     rules["num_requests"] = plan.num_requests
-    rules["num_unfollowing"] = np.count_nonzero(plan.follows < 0)
+    rules["num_waits"] = len(find_waits(plan.follows, plan.joins).after)
+    rules["num_unfollowing"] = np.count_nonzero(find_first(plan.follows, plan.joins))
     rules["is_closed_loop"] = plan.concurrency > 0
     rules["is_dynamic"] = plan.concurrency > 0 or rules["num_unfollowing"] < plan.num_requests
     rules["hash_block_tokens"] = plan.hash_block_tokens
@@ -286,7 +298,7 @@ def _build_requests(plan: RequestPlan, rules: State) -> Records:
     requests["hash_first"] = plan.hash_offsets[:-1]
     requests["num_hashes"] = np.diff(plan.hash_offsets)
     requests["num_shared"] = _count_shared_blocks(plan, rules)
-    _link_followers(plan, requests)
+    requests["session"] = find_sessions(plan.follows, plan.joins)
     return requests
 
 
@@ -304,25 +316,26 @@ def _count_shared_blocks(plan: RequestPlan, rules: State) -> Ints:
     return np.where(counts[place] > 1, longest, np.minimum(shared, longest))
 
 
-def _link_followers(plan: RequestPlan, requests: Records) -> None:
-    requests["first_follower"] = NONE
-    requests["next_follower"] = NONE
-    followers = np.flatnonzero(plan.follows >= 0)
-    followers = followers[np.argsort(plan.follows[followers], kind="stable")]
-    followed = plan.follows[followers]
-    is_first = np.ones(len(followers), dtype=bool)
-    is_first[1:] = followed[1:] != followed[:-1]
-    requests["first_follower"][followed[is_first]] = followers[is_first]
-    linked = np.flatnonzero(~is_first)
-    requests["next_follower"][followers[linked - 1]] = followers[linked]
+def _count_waits(waits: Waits, requests: Records) -> None:
+    counts = np.bincount(waits.before, minlength=len(requests))
+    requests["num_followers"] = counts
+    requests["first_follower"] = np.cumsum(counts) - counts
+    requests["num_awaited"] = np.bincount(waits.after, minlength=len(requests))
 
 
 def _order_arrivals(plan: RequestPlan, rules: State, requests: Records) -> Ints:
     """Send what arrives by itself and return it in the order it is ready, then what waits."""
-    free = np.flatnonzero(plan.follows < 0)
-    num_open = min(plan.concurrency, len(free)) if plan.concurrency > 0 else len(free)
+    free = np.flatnonzero(requests["num_awaited"] == 0)
+    num_open = len(free)
+    if plan.concurrency > 0:
+        free = free[np.argsort(requests["session"][free], kind="stable")]
+        num_open = count_opening(requests["session"][free], plan.concurrency)
     open_requests = free[:num_open]
     arrival_ns = np.maximum(requests["earliest_ns"][open_requests], 0)
+    if plan.concurrency > 0:
+        begin_ns = requests["earliest_ns"][requests["session"][open_requests]]
+        think_ns = requests["think_ns"][open_requests]
+        arrival_ns = np.maximum(arrival_ns, np.maximum(begin_ns, 0) + think_ns)
     frontend_ns = (
         float(rules["frontend_ms"]) * NS_PER_MS
         + float(rules["frontend_us_per_token"]) * NS_PER_US * requests["num_prefill"][open_requests]

@@ -146,6 +146,18 @@ def hashes_of(state: State) -> Ints:
 
 
 @compiled_part
+def followers_of(state: State) -> Ints:
+    """Return the requests that wait for each, one after the other."""
+    return array_at(pointer(state.followers_at), state.num_waits, np.int32)
+
+
+@compiled_part
+def session_left_of(state: State) -> Ints:
+    """Return how many requests of each session are not complete; it has its first one's number."""
+    return array_at(pointer(state.session_left_at), state.num_requests, np.int32)
+
+
+@compiled_part
 def ready_order_of(state: State) -> Ints:
     """Return requests that follow none, in the order they are ready."""
     return array_at(pointer(state.ready_order_at), state.num_unfollowing, np.int32)

@@ -44,7 +44,8 @@ from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import speculation_of
 from foretoken.simulator.serving.step_cost import SurfaceCost
 from foretoken.simulator.serving.tables import build_tables
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.dependency import find_first
+from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 
 # Of a cluster progress is reported so many times as requests are done, and after so many instants.
@@ -390,7 +391,7 @@ def _groups_of(setup: DeploymentSetup | ClusterSetup) -> list[range]:
 
 def _planned_rps(plan: RequestPlan) -> float:
     """Return the rate of arrivals where it does not depend on answers, else 0."""
-    is_open = plan.concurrency == 0 and bool((plan.follows == NONE).all())
+    is_open = plan.concurrency == 0 and bool(find_first(plan.follows, plan.joins).all())
     return rate_of(plan.arrival_ns) if is_open else 0.0
 
 

@@ -18,9 +18,12 @@ class RequestPlan:
     """One entry per request, in the order they may arrive; times in ns.
 
     `arrival_ns` is the earliest arrival, ascending. A request with `follows` (an earlier index)
-    arrives `think_ns` after that one is complete, or at `arrival_ns` if that is later. With
-    `concurrency` above 0 the loop is closed: that many requests without `follows` arrive at their
-    `arrival_ns`, and each completed request lets the next such one arrive at that instant.
+    arrives `think_ns` after that one is complete, or at `arrival_ns` if that is later. `joins` has
+    a row for every further one that a request waits for, also an earlier index: it then arrives
+    `think_ns` after the last of them. Requests that wait for each other are a session. With
+    `concurrency` above 0 the loop is closed: that many sessions begin at their `arrival_ns`, and
+    each that is complete lets the next begin at that instant; `think_ns` of a request that waits
+    for none is then its time from the session's begin.
 
     Content, for prefix caching: the block of tokens from b x `block_size` on is named by the hash
     of the plan where `hashes[hash_offsets[r]:hash_offsets[r + 1]]`, one for `hash_block_tokens`
@@ -46,6 +49,7 @@ class RequestPlan:
     hash_block_tokens: int = 0
     concurrency: int = 0
     adapter: Ints | None = None
+    joins: Ints | None = None
 
     @property
     def num_requests(self) -> int:
@@ -93,7 +97,8 @@ class RequestDraft:
     """One entry per request; times in s, before windows, scaling and limits are applied.
 
     Entries of equal `session` (`NONE`: of none) are its turns in order, and their `arrival_s` do
-    not fall. `hashes` holds `num_hashes[r]` names for each request in turn. `class_names` are the
+    not fall. `joins` has rows of an entry and an earlier one, of any session, that must be complete
+    before it. `hashes` holds `num_hashes[r]` names for each request in turn. `class_names` are the
     names that `class_index` indexes; None where classes are drawn by their shares. With
     `concurrency` above 0 the loop is closed: `arrival_s` then is an order, and the first requests
     arrive evenly over `ramp_s`. The other columns are those of `RequestPlan`.
@@ -114,6 +119,7 @@ class RequestDraft:
     hash_block_tokens: int = 0
     concurrency: int = 0
     ramp_s: float = 0.0
+    joins: Ints | None = None
 
 
 # What an arrival plug-in is: (specification, seed) -> requests.

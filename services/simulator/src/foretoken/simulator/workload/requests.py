@@ -10,6 +10,7 @@ from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
 from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.workload.dependency import find_first, find_sessions
 from foretoken.simulator.workload.request_plan import (
     MAX_LENGTH,
     NONE,
@@ -189,11 +190,14 @@ def _build_plan(
         draft.num_prefill_tokens[rows], draft.num_decode_tokens[rows], spec.max_tokens_per_request
     )
     follows = find_previous_turns(draft.session[rows])
-    arrival_s = (
-        _place_ramp(follows, draft.concurrency, draft.ramp_s)
-        if draft.concurrency
-        else draft.arrival_s[rows] - spec.window_start_s
-    )
+    joins = _take_joins(draft.joins, rows, len(draft.arrival_s))
+    arrival_s = draft.arrival_s[rows] - spec.window_start_s
+    think_s = np.where(find_first(follows, joins), 0.0, draft.think_s[rows])
+    if draft.concurrency:
+        session = find_sessions(follows, joins)
+        # Of a session that begins with several requests, when each comes.
+        think_s = np.where(find_first(follows, joins), arrival_s - arrival_s[session], think_s)
+        arrival_s = _place_ramp(session, draft.concurrency, draft.ramp_s)
     hash_offsets, hashes = _take_hashes(draft, rows, prompts, answers)
     slo_class, priority = ranked_classes
     return RequestPlan(
@@ -201,7 +205,8 @@ def _build_plan(
         num_prefill_tokens=prompts,
         num_decode_tokens=answers,
         follows=follows,
-        think_ns=_to_ns(np.where(follows == NONE, 0.0, draft.think_s[rows])),
+        think_ns=_to_ns(think_s),
+        joins=joins,
         slo_class=slo_class,
         priority=priority,
         stream=draft.stream[rows],
@@ -214,9 +219,21 @@ def _build_plan(
     )
 
 
-def _place_ramp(follows: Ints, concurrency: int, ramp_s: float) -> Floats:
-    """Return when requests of a closed loop may arrive: the first ones evenly over the ramp."""
-    rank = np.cumsum(follows == NONE) - 1
+def _take_joins(joins: Ints | None, rows: Ints, num_drafted: int) -> Ints | None:
+    """Return the joins of some requests by their new places, in the order of the plan."""
+    if joins is None:
+        return None
+    place = np.full(num_drafted, NONE, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    taken: Ints = place[joins]
+    taken = taken[(taken != NONE).all(axis=1)]
+    ordered: Ints = taken[np.lexsort((taken[:, 1], taken[:, 0]))]
+    return ordered
+
+
+def _place_ramp(session: Ints, concurrency: int, ramp_s: float) -> Floats:
+    """Return when sessions of a closed loop may begin: the first ones evenly over the ramp."""
+    rank = np.cumsum(session == np.arange(len(session))) - 1
     # The rest carry the time of the last of the ramp: before it they cannot arrive.
     times_s: Floats = np.minimum(rank, concurrency - 1) * (ramp_s / concurrency)
     return times_s

@@ -9,6 +9,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain
@@ -173,21 +174,38 @@ class NameTable:
         return self._numbers.setdefault(name, self.first + len(self._numbers))
 
 
-def read_hashes(row: TraceRow, name: str, names: NameTable) -> tuple[int, ...]:
+def read_hashes(row: TraceRow, name: str, names: NameTable, scope: str = "") -> tuple[int, ...]:
     """Return block hashes as small numbers; a list, or text with blanks between; absent: none.
+
+    Equal hashes are the same within a `scope`.
 
     Raises:
         InvalidRequestError: neither.
 
     """
-    value = row.values.get(name)
-    if value is None:
+    if row.values.get(name) is None:
         return ()
+    hashes = _read_list(row, name, "block hashes")
+    return tuple(map(names.number, ((scope, each) for each in hashes) if scope else hashes))
+
+
+def read_names(row: TraceRow, name: str) -> list[str]:
+    """Return names of requests; a list, or text with blanks between.
+
+    Raises:
+        InvalidRequestError: neither.
+
+    """
+    return [str(item) for item in _read_list(row, name, "names of requests")]
+
+
+def _read_list(row: TraceRow, name: str, what: str) -> list[int | str]:
+    value = row.values[name]
     if isinstance(value, str):
         value = value.replace(";", " ").strip("[] ").replace(",", " ").split()
     if not isinstance(value, list) or not all(isinstance(item, int | str) for item in value):
-        raise row.error(f"{name}: expected a list of block hashes, found {value!r}")
-    return tuple(map(names.number, value))
+        raise row.error(f"{name}: expected a list of {what}, found {value!r}")
+    return value
 
 
 def check_num_hashes(row: TraceRow, request: Request, block_tokens: int) -> Request:
@@ -213,12 +231,15 @@ def trace_error(description: str) -> InvalidRequestError:
 
 _log = logging.getLogger(__name__)
 
+# What files of a folder are read.
+_JSON_ENDINGS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+
 # The first bytes of a gzip file (RFC 1952, section 2.3.1).
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def load_trace(path: Path, format_name: str = "", hash_block_tokens: int = 0) -> TraceContent:
-    """Return the requests of a trace file as they stand, times in s.
+    """Return the requests of a trace file, or of a folder of JSON files, as they stand; times in s.
 
     `format_name` names a plug-in of `workload/traces`; empty: the one that knows the columns.
     `hash_block_tokens` says what a block hash stands for where it is not what is usual for the
@@ -233,8 +254,7 @@ def load_trace(path: Path, format_name: str = "", hash_block_tokens: int = 0) ->
     if format_name:
         UnknownPluginError.look_up(format_name, formats)
     try:
-        with _open_text(path) as text:
-            rows = _read_rows(text, path, hash_block_tokens)
+        with _open_rows(path, hash_block_tokens) as rows:
             trace_format = formats[format_name or _recognise(rows, formats)]
             content: TraceContent = trace_format.read(rows)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as err:
@@ -249,6 +269,29 @@ def load_trace(path: Path, format_name: str = "", hash_block_tokens: int = 0) ->
             content.num_skipped + len(content.requests),
         )
     return content
+
+
+@contextmanager
+def _open_rows(path: Path, hash_block_tokens: int) -> Iterator[TraceRows]:
+    if not path.is_dir():
+        with _open_text(path) as text:
+            yield _read_rows(text, path, hash_block_tokens)
+        return
+    objects = _read_folder(path)
+    head = next(objects, None)
+    if head is None:
+        raise trace_error(
+            f"cannot read {path}: none of its files ends in {' or '.join(_JSON_ENDINGS)}"
+        )
+    yield TraceRows(path, frozenset(head.values), True, chain([head], objects), hash_block_tokens)
+
+
+def _read_folder(folder: Path) -> Iterator[TraceRow]:
+    """Return the JSON objects of a folder's files, by the names of the files."""
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(_JSON_ENDINGS):
+            with _open_text(path) as text:
+                yield from _read_objects(text, path)
 
 
 def _open_text(path: Path) -> IO[str]:
@@ -287,12 +330,18 @@ def _read_objects(lines: Iterator[str], path: Path) -> Iterator[TraceRow]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            # An object may also be the whole file, over many lines.
+            values = json.loads(line if number > 1 or _is_whole(line) else line + "".join(lines))
         except (ValueError, RecursionError) as err:
             raise trace_error(f"{path}:{number}: expected a JSON object: {err}") from err
         if not isinstance(values, dict):
             raise trace_error(f"{path}:{number}: expected a JSON object, found {line.strip()!r}")
         yield TraceRow(values, path, number)
+
+
+def _is_whole(line: str) -> bool:
+    """Whether a line that begins an object may end it, too."""
+    return line.rstrip().endswith("}")
 
 
 def _read_table(text: IO[str], delimiter: str, header: list[str], path: Path) -> Iterator[TraceRow]:

@@ -120,6 +120,7 @@ class WorkloadRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     THINK_S_FIELD_NUMBER: _builtins.int
     SLO_CLASS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     arrival_s: _builtins.float
     """Arrival in s from the start. 0: at the start."""
     prefill_token_count: _builtins.int
@@ -136,6 +137,12 @@ class WorkloadRequest(_message.Message):
     def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Content of the prompt, block by block. Empty: its own."""
 
+    @_builtins.property
+    def after(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Places, from 0 on, of earlier requests, of any session, that must be complete before it. Empty:
+        none but the one before it in its session.
+        """
+
     def __init__(
         self,
         *,
@@ -146,10 +153,11 @@ class WorkloadRequest(_message.Message):
         session: _builtins.int = ...,
         think_s: _builtins.float = ...,
         slo_class: _builtins.str = ...,
+        after: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrival_s", b"arrival_s", "block_hashes", b"block_hashes", "decode_token_count", b"decode_token_count", "prefill_token_count", b"prefill_token_count", "session", b"session", "slo_class", b"slo_class", "think_s", b"think_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "arrival_s", b"arrival_s", "block_hashes", b"block_hashes", "decode_token_count", b"decode_token_count", "prefill_token_count", b"prefill_token_count", "session", b"session", "slo_class", b"slo_class", "think_s", b"think_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ from foretoken.simulator.grid import Floats, Ints, interpolate
 from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import rate_of
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.dependency import find_first
 from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 
@@ -30,6 +31,7 @@ _NOT_COLUMNS = {
     "hashes",
     "hash_block_tokens",
     "concurrency",
+    "joins",
 }
 
 
@@ -96,12 +98,16 @@ def stretch_scenario(scenario: ServingScenario, ratio: float) -> ServingScenario
 def take_requests(plan: RequestPlan, rows: Ints) -> RequestPlan:
     """Return some requests of a plan, by ascending index.
 
-    One that followed a request that was left out follows nothing.
+    They wait no more for those that are left out.
     """
     place = np.full(plan.num_requests + 1, NONE, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     # Of a request that follows nothing the index is -1, which is the place after the last.
     follows = place[plan.follows[rows]]
+    joins = None if plan.joins is None else place[plan.joins]
+    if joins is not None:
+        joins = joins[(joins != NONE).all(axis=1)]
+    begins_now = find_first(follows, joins) & ~find_first(plan.follows, plan.joins)[rows]
     counts = np.diff(plan.hash_offsets)[rows]
     offsets = np.concatenate(([0], np.cumsum(counts)))
     source = np.repeat(plan.hash_offsets[rows] - offsets[:-1], counts) + np.arange(offsets[-1])
@@ -114,7 +120,8 @@ def take_requests(plan: RequestPlan, rows: Ints) -> RequestPlan:
         plan,
         **columns,
         follows=follows,
-        think_ns=np.where(follows == NONE, 0, plan.think_ns[rows]),
+        joins=joins,
+        think_ns=np.where(begins_now, 0, plan.think_ns[rows]),
         hash_offsets=offsets,
         hashes=plan.hashes[source],
     )

@@ -1,7 +1,8 @@
 """Arrivals, lengths, sessions and content as a trace has them; see `trace_file` for files.
 
 Options: `concurrency` and `ramp_s` replay it as a closed loop: in the order of the trace, not at
-its times.
+its times. `session_rate_rps` lets sessions begin at that rate instead, as a Poisson process in the
+order of the trace; a request of no session is one of its own. `max_think_s` cuts times to think.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.workload.dependency import find_sessions
 from foretoken.simulator.workload.request_plan import (
     MAX_LENGTH,
     NONE,
@@ -19,14 +21,21 @@ from foretoken.simulator.workload.request_plan import (
     check_options,
     fill_rows,
     find_previous_turns,
+    option_error,
     read_loop,
+    read_number,
 )
+from foretoken.simulator.workload.rng import named_stream
 
 
-def _replay(spec: WorkloadSpec, _seed: int) -> RequestDraft:
-    check_options(spec, ("concurrency", "ramp_s"))
+def _replay(spec: WorkloadSpec, seed: int) -> RequestDraft:
+    options = spec.arrival_options
+    check_options(spec, ("concurrency", "ramp_s", "session_rate_rps", "max_think_s"))
     _check_spec(spec)
-    concurrency, ramp_s = read_loop(spec) if spec.arrival_options else (0, 0.0)
+    is_loop = not options.keys().isdisjoint(("concurrency", "ramp_s"))
+    concurrency, ramp_s = read_loop(spec) if is_loop else (0, 0.0)
+    if is_loop and "session_rate_rps" in options:
+        raise option_error("session_rate_rps", "a closed loop begins sessions by itself")
     requests = spec.trace_requests
     arrival_s = _read_floats(requests, "arrival_s", lambda request: request.arrival_s)
     prompts = _read_ints(requests, "num_prefill_tokens", lambda r: r.num_prefill_tokens, 1)
@@ -41,12 +50,17 @@ def _replay(spec: WorkloadSpec, _seed: int) -> RequestDraft:
         _name_answers(names, (prompts, answers, previous), spec.hash_block_tokens)
         num_hashes = np.fromiter(map(len, names), np.int64, len(names))
     class_index, class_names = _index_classes(requests)
+    joins = _find_joins(requests)
+    arrival_s = _order_arrivals(_order_turns(arrival_s, session), previous, joins)
+    if "session_rate_rps" in options:
+        arrival_s = _begin_sessions(spec, seed, arrival_s, find_sessions(previous, joins))
+    think_s = _read_floats(requests, "think_s", lambda request: request.think_s)
     return RequestDraft(
-        arrival_s=_order_turns(arrival_s, session),
+        arrival_s=arrival_s,
         num_prefill_tokens=prompts,
         num_decode_tokens=answers,
         session=session,
-        think_s=_read_floats(requests, "think_s", lambda request: request.think_s),
+        think_s=np.minimum(think_s, read_number(spec, "max_think_s", np.inf, can_be_zero=True)),
         stream=_share_streams(prompts, answers, previous),
         prefix_stream=fill_rows(len(requests), NONE),
         prefix_tokens=fill_rows(len(requests), 0),
@@ -57,6 +71,7 @@ def _replay(spec: WorkloadSpec, _seed: int) -> RequestDraft:
         hash_block_tokens=spec.hash_block_tokens if num_hashes.any() else 0,
         concurrency=concurrency,
         ramp_s=ramp_s,
+        joins=joins,
     )
 
 
@@ -125,6 +140,49 @@ def _order_turns(arrival_s: Floats, session: Ints) -> Floats:
     ordered = arrival_s.copy()
     ordered[rows] = times[latest]
     return ordered
+
+
+def _find_joins(requests: Sequence[Request]) -> Ints | None:
+    """Return a row for each request and one it comes after; None where no request names any."""
+    rows = [(place, before) for place, request in enumerate(requests) for before in request.after]
+    if not rows:
+        return None
+    joins = np.array(rows, dtype=np.int64)
+    is_legal = (joins[:, 1] >= 0) & (joins[:, 1] < joins[:, 0])
+    if not is_legal.all():
+        place, before = joins[int(np.argmin(is_legal))].tolist()
+        raise InvalidRequestError.of_field(
+            f"workload.trace_requests[{place}].after",
+            f"{before} is not the place of an earlier one",
+        )
+    return joins
+
+
+def _order_arrivals(arrival_s: Floats, previous: Ints, joins: Ints | None) -> Floats:
+    """Return times of which none is before that of a request it comes after."""
+    if joins is None:
+        return arrival_s
+    ordered = arrival_s.tolist()
+    befores: list[list[int]] = [[] if turn == NONE else [turn] for turn in previous.tolist()]
+    for place, before in joins.tolist():
+        befores[place].append(before)
+    for place, earlier in enumerate(befores):
+        ordered[place] = max([ordered[place], *(ordered[before] for before in earlier)])
+    return np.array(ordered)
+
+
+def _begin_sessions(spec: WorkloadSpec, seed: int, arrival_s: Floats, session: Ints) -> Floats:
+    """Return times of which each session's first is that of a Poisson process."""
+    rate_rps = read_number(spec, "session_rate_rps", 1.0)
+    firsts = np.unique(session)
+    gaps_s = named_stream(seed, "arrivals").exponential(1.0 / rate_rps, len(firsts))
+    begin_s = np.zeros(len(session))
+    begin_s[firsts] = np.cumsum(gaps_s)
+    # The first of a session in the trace need not be the first to arrive.
+    earliest_s = np.full(len(session), np.inf)
+    np.minimum.at(earliest_s, session, arrival_s)
+    moved_s: Floats = begin_s[session] + arrival_s - earliest_s[session]
+    return moved_s
 
 
 def _share_streams(prompts: Ints, answers: Ints, previous: Ints) -> Ints:

@@ -1,6 +1,7 @@
 """Any CSV, or JSON object per line: arrival_s,input_tokens,output_tokens.
 
-Also `session` and `think_s`, `slo_class`, and block hashes. Many columns go by several names; the
+Also `session` and `think_s`, `request_id` and `after`, `slo_class`, and block hashes. Many columns
+go by several names; the
 ending of a time says its unit, that of block hashes how many tokens a hash stands for. Turns of a
 session hold those before them in `input_tokens`. A time may be a date; times of this century count
 from the earliest one.
@@ -19,6 +20,7 @@ from foretoken.simulator.workload.trace import (
     TraceRows,
     check_num_hashes,
     read_hashes,
+    read_names,
     trace_error,
 )
 
@@ -40,6 +42,8 @@ _OUTPUTS = (
 )  # fmt: skip
 _SESSIONS = ("session", "session_id", "conversation_id")
 _CLASSES = ("slo_class", "class")
+_IDS = ("request_id", "id")
+_AFTERS = ("after", "depends_on", "parent_ids")
 
 _NS_PER_S = 1e9
 
@@ -62,19 +66,23 @@ class _Reader:
     names: NameTable = field(default_factory=NameTable)
     sessions: NameTable = field(default_factory=lambda: NameTable(first=1))
     seen: set[int] = field(default_factory=set)
+    places: dict[str, int] = field(default_factory=dict)
+    num_read: int = 0
 
     def read_request(self, row: TraceRow) -> Request:
         """Return the request of a row."""
         session = self._read_session(row)
+        after = self._read_after(row)
         think = next(((name, unit) for name, unit in _THINKS.items() if row.has(name)), None)
         request = Request(
-            arrival_s=self._read_arrival(row, session),
+            arrival_s=self._read_arrival(row, session, has_earlier=bool(after)),
             num_prefill_tokens=row.read_count(self.input),
             num_decode_tokens=row.read_count(self.output),
             block_hashes=read_hashes(row, self.hashes, self.names) if self.hashes else (),
             session=session,
             think_s=row.read_seconds(*think) if think else 0.0,
             slo_class=next((str(row.values[name]) for name in _CLASSES if row.has(name)), ""),
+            after=after,
         )
         return check_num_hashes(row, request, self.block_tokens) if self.hashes else request
 
@@ -88,9 +96,23 @@ class _Reader:
             raise row.error(f"{name}: expected a name or number, found {value!r}")
         return self.sessions.number(str(value))
 
-    def _read_arrival(self, row: TraceRow, session: int) -> float:
-        if session in self.seen and not row.has(self.arrival[0]):
-            return 0.0  # a later turn: the answer before it says when
+    def _read_after(self, row: TraceRow) -> tuple[int, ...]:
+        """Return the places of the requests that a row names in `after`; learn its own name."""
+        name = next((name for name in _AFTERS if row.has(name)), "")
+        ids = read_names(row, name) if name else []
+        unknown = [each for each in ids if each not in self.places]
+        if unknown:
+            raise row.error(f"{name}: no earlier row has the {_IDS[0]} {', '.join(unknown)}")
+        after = tuple(self.places[each] for each in ids)
+        own = next((name for name in _IDS if row.has(name)), "")
+        if own:
+            self.places[str(row.values[own])] = self.num_read
+        self.num_read += 1
+        return after
+
+    def _read_arrival(self, row: TraceRow, session: int, *, has_earlier: bool) -> float:
+        if (has_earlier or session in self.seen) and not row.has(self.arrival[0]):
+            return 0.0  # the answers before it say when
         if session:
             self.seen.add(session)
         name, ticks_per_s = self.arrival
