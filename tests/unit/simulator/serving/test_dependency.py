@@ -11,7 +11,8 @@ from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.grid import Ints
-from foretoken.simulator.serving.record import ServingRecord
+from foretoken.simulator.serving.metrics import session_latencies_ns, summarize_requests
+from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.dependency import (
     count_opening,
@@ -84,6 +85,24 @@ def test_the_next_session_of_a_closed_loop_waits_for_all_branches() -> None:
     think_ns = _ints(0, 0, 2_000, 0, 5_000, 1_000)
     for record in _run_both(replace(plan, joins=joins, think_ns=think_ns, concurrency=1)):
         assert times_us(record.requests.arrival_ns) == [0.0, 10.0, 12.0, 31.0, 36.0, 47.0]
+
+
+def test_the_latency_of_a_session_is_from_its_first_arrival_to_its_last_token() -> None:
+    """Of the four requests that wait for each other, 45 µs; the one alone is no session."""
+    plan = plan_of((0, 10, 1), (0, 10, 3), (0, 10, 1), (0, 10, 1), (90, 10, 1))
+    plan = replace(plan, joins=_FORK, think_ns=_ints(0, 0, 2_000, 4_000, 0))
+    for record in _run_both(plan):
+        assert session_latencies_ns(record.requests).tolist() == [45_000]
+        assert summarize_requests(record)["session_latency_ms"].p50 == 0.045
+    alone = run(plan_of((0, 10, 1)), ClusterSetup(pools=(pool_of(),)))
+    assert session_latencies_ns(alone.requests).tolist() == []
+
+
+def test_a_session_that_did_not_complete_has_no_latency() -> None:
+    plan = replace(plan_of((0, 10, 1), (0, 3_000, 1)), follows=_ints(NONE, 0))
+    record = run(plan, ClusterSetup(pools=(pool_of(num_kv_blocks=20),)))
+    assert record.requests.outcome.tolist().count(RequestOutcome.COMPLETED) == 1
+    assert session_latencies_ns(record.requests).tolist() == []
 
 
 def _request(arrival_s: float, session: int = 0, after: tuple[int, ...] = ()) -> Request:

@@ -108,6 +108,10 @@ _RATES = (
         read=lambda report: report.steady.ttft_ms.p50, shown=("page",)),
     Metric("tps_per_user", "output tokens/s per user", "tokens/s", "higher", "1000 / TPOT in ms",
         shown=("ranking",)),
+    Metric("session_latency_ms", "session latency", "ms", "lower",
+        "last token - first arrival of a session of several requests that completed whole: turns,"
+        " branches and joins, times to think included", neutral=0.0, is_long_on_page=True,
+        statistics=("p50", "p99"), shown=("terminal", "comparison", "percentiles")),
     Metric("num_retries", "retried requests", "", "lower",
         "times requests began anew after their replica had failed", neutral=0.0,
         shown=("terminal", "page")),

@@ -287,7 +287,8 @@ class ServingReport(ResultMethods):
     from a request's first token to its KV cache on the decode replica, `num_retries` how often
     requests began anew, `tokens_per_decode_mean` what a decoding sequence gets in a step (above 1
     where it is speculative). `notes` are remarks: whose measurements stand in for the engine's own.
-    `echo` is the question, and what the answer rests on.
+    `echo` is the question, and what the answer rests on. `session_latency_ms` is from the first
+    arrival to the last token of sessions of several requests that completed whole.
     """
 
     feasibility: Feasibility = field(default_factory=Feasibility)
@@ -368,6 +369,7 @@ class ServingReport(ResultMethods):
     tokens_per_decode_mean: float = 1.0
     notes: tuple[str, ...] = ()
     echo: Echo = field(default_factory=Echo)
+    session_latency_ms: Percentiles = field(default_factory=Percentiles)
 
 
 # Percents at which `ServingReport.itl_ms_quantiles` are: finer towards the end, where tails are.

@@ -17,6 +17,7 @@ from foretoken.simulator.serving.record import (
     ServingRecord,
     TokenRuns,
 )
+from foretoken.simulator.workload.dependency import name_sessions
 from foretoken.simulator.workload.request_plan import RequestPlan
 
 
@@ -66,6 +67,7 @@ def _requests_of(
         prefill_engine=np.where(last == first, NOT_REACHED, first),
         transferred_ns=column("transferred_ns"),
         num_retries=column("try_number"),
+        session=name_sessions(plan),
     )
 
 

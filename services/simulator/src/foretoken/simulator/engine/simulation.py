@@ -21,6 +21,7 @@ from foretoken.simulator.engine.output import (
 from foretoken.simulator.engine.state import build_state
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.workload.dependency import name_sessions
 from foretoken.simulator.workload.request_plan import RequestPlan
 
 # Steps between two looks at whether those are done that a run goes on for.
@@ -106,4 +107,5 @@ def _requests_of(requests: Records, plan: RequestPlan) -> RequestRecord:
         engine=column("engine"),
         slo_class=plan.slo_class,
         outcome=column("outcome"),
+        session=name_sessions(plan),
     )

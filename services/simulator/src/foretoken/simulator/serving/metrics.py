@@ -269,11 +269,28 @@ def summarize_requests(record: ServingRecord) -> dict[str, Any]:
     gaps = np.ediff1d(np.sort(requests.arrival_ns))
     return {
         **summarize_latencies(instants_of(requests), _OF_INSTANTS),
+        "session_latency_ms": summarize(session_latencies_ns(requests) / NS_PER_MS),
         "interarrival_ms": summarize(gaps / NS_PER_MS),
         "prompt_tokens": summarize(requests.num_prefill_tokens),
         "answer_tokens": summarize(requests.num_decode_tokens),
         "request_preemptions": summarize(requests.num_preemptions),
     }
+
+
+def session_latencies_ns(requests: RequestRecord) -> Ints:
+    """Return the times of sessions of several requests that completed whole."""
+    if requests.session is None:
+        return np.zeros(0, dtype=np.int64)
+    names, session, counts = np.unique(requests.session, return_inverse=True, return_counts=True)
+    # One that did not complete was never finished: its session is left out.
+    first_ns = np.full(len(names), np.iinfo(np.int64).max)
+    np.minimum.at(first_ns, session, requests.arrival_ns)
+    last_ns = np.full(len(names), NOT_REACHED)
+    np.maximum.at(last_ns, session, requests.finished_ns)
+    num_done = np.bincount(session, is_completed(requests), len(names))
+    is_whole = (counts > 1) & (num_done == counts)
+    latencies_ns: Ints = (last_ns - first_ns)[is_whole]
+    return latencies_ns
 
 
 def summarize_token_gaps(runs: PlacedRuns) -> tuple[Percentiles, tuple[float, ...]]:

@@ -34,6 +34,7 @@ class RequestRecord:
     `engine` counts through all pools. Where prompts are computed elsewhere, `prefill_engine` did
     (-1: nowhere else) and the KV cache was on `engine` at `transferred_ns`. `num_retries` is how
     often the request began anew. The three are None where there is but one pool that never fails.
+    `session` is the same number for requests that wait for each other (None: none do).
     """
 
     arrival_ns: Ints
@@ -52,6 +53,7 @@ class RequestRecord:
     prefill_engine: Ints | None = None
     transferred_ns: Ints | None = None
     num_retries: Ints | None = None
+    session: Ints | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.simulator.grid import Flags, Ints
-from foretoken.simulator.workload.request_plan import NONE
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 
 
 class Waits(NamedTuple):
@@ -51,6 +51,13 @@ def find_sessions(follows: Ints, joins: Ints | None) -> Ints:
             other = int(session[other])
         session[max(one, other)] = min(one, other)
     return _follow_to_root(session)
+
+
+def name_sessions(plan: RequestPlan) -> Ints | None:
+    """Return the session of each request of a plan; None where no request waits for another."""
+    if find_first(plan.follows, plan.joins).all():
+        return None
+    return find_sessions(plan.follows, plan.joins)
 
 
 def _follow_to_root(parent: Ints) -> Ints:
