@@ -87,8 +87,9 @@ def test_a_collective_on_an_unseen_architecture_is_in_more_doubt(
     assert "all_reduce on 2 other GPUs" == near.basis
     assert "(hopper) cannot be estimated without a measurement" in far.basis
     assert near.high_us[0] / near.low_us[0] < 2.0
+    # As unsure as without any measurement, as far as its links leave room for that.
     doubt_log = default_transfer().high_log - default_transfer().low_log
-    assert pytest.approx(np.exp(doubt_log)) == far.high_us[0] / far.low_us[0]
+    assert 3.0 < far.high_us[0] / far.low_us[0] <= np.exp(doubt_log)
 
 
 @pytest.mark.parametrize("operator", ["kv_swap", "host_step", "launch_gap"])

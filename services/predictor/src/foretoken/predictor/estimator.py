@@ -1,7 +1,7 @@
 """Answer a query: the measurement where there is one, the model around it, the roofline beyond."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,11 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
+from foretoken.predictor.call import Call
 from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import is_extrapolated
+from foretoken.predictor.linked_collectives import LinkedCollectives
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.query_check import check_group
 from foretoken.predictor.query_columns import read_columns
@@ -40,7 +42,7 @@ from foretoken.predictor.source import (
 )
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer import TransferModel
-from foretoken.predictor.transfer.links import choose_rows, estimate_from_links, has_document
+from foretoken.predictor.transfer.links import choose_rows
 from foretoken.predictor.transfer.messages import complete_sizes
 from foretoken.predictor.transfer.own_points import (
     OwnCorrection,
@@ -65,16 +67,6 @@ _COVERED = [member.value for member in Provenance if member.is_covered]
 
 _Bounds = tuple[FloatColumn, FloatColumn]
 _Flags = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A table of calls, and what they run on."""
-
-    spec: OperatorSpec
-    table: OperatorTable
-    columns: Columns
-    target: Target
 
 
 class Estimator:
@@ -129,13 +121,13 @@ class Estimator:
             empty = np.empty(0)
             return _pack(empty, empty, empty, np.empty(0, dtype=np.int64))
         target = find_target(spec, device.name, query.topology, table.dtype, table.phase)
-        call = _Call(spec, table, columns, target)
+        call = Call(spec, table, columns, target)
         if not spec.is_collective:
             return self._answer(call, query)
         check_group(columns, target.topology)
         return self._by_place(call, query)
 
-    def _by_place(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
+    def _by_place(self, call: Call, query: LatencyQuery) -> LatencyColumns:
         """Return a collective's estimates: inside a node those of the same nodes or alike ones."""
         is_inside = call.columns["num_nodes"] <= 1
         if not is_inside.any():
@@ -155,7 +147,7 @@ class Estimator:
         across = self._answer(replace(call, columns=columns), query)
         return choose_rows(is_inside, inside, across, ("inside a node", "between nodes"))
 
-    def _move(self, call: _Call, query: LatencyQuery, alike: Target) -> LatencyColumns:
+    def _move(self, call: Call, query: LatencyQuery, alike: Target) -> LatencyColumns:
         """Return a collective's estimates from those on nodes that are linked alike."""
         links = alike.topology.name if alike.topology else ""
         place = replace(query, device=alike.device.name, topology=links)
@@ -164,13 +156,17 @@ class Estimator:
             build_design(call.spec, call.columns, target) for target in (alike, call.target)
         )
         moved = move_to_sibling(found, measured.base_us, asked.base_us)
+        wanted = Wanted.of(query, call.table)
+        moved = self._linked(query).correct_alike(call, wanted, alike, moved)
         return replace(moved, basis=f"{found.basis}, whose nodes are linked alike")
 
-    def _answer(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
+    def _answer(self, call: Call, query: LatencyQuery) -> LatencyColumns:
         spec, target, table = call.spec, call.target, call.table
         wanted = Wanted.of(query, table)
         sources = find_sources(self._models, spec, target, wanted)
         design = build_design(spec, call.columns, target)
+        if spec.is_collective and (sources or table.phase is not Phase.BACKWARD):
+            return self._answer_collective(call, query, next(iter(sources), None), design)
         if sources:
             return self._from_sources(call, query, sources, design)
         if table.phase is Phase.BACKWARD:
@@ -180,15 +176,31 @@ class Estimator:
             proxied = self._from_proxy(call, query)
             if proxied is not None:
                 return proxied
-        transferred = _from_transfer(transfer, spec, target.device, design)
-        return _prefer_documents(call, design, transferred)
+        return _from_transfer(transfer, spec, target.device, design)
+
+    def _answer_collective(
+        self, call: Call, query: LatencyQuery, own: Source | None, design: Design
+    ) -> LatencyColumns:
+        """Return a collective's estimates from its own measurements, else what its links tell."""
+        spec, target, table = call.spec, call.target, call.table
+        if own is not None:
+            found = self._complete(call, query, self._from_source(call, query, own, design))
+        else:
+            transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
+            found = _from_transfer(transfer, spec, target.device, design)
+        return self._linked(query).complete(call, Wanted.of(query, table), own, found)
+
+    def _linked(self, query: LatencyQuery) -> LinkedCollectives:
+        def answer(call: Call, source: Source) -> LatencyColumns:
+            design = build_design(call.spec, call.columns, call.target)
+            return self._from_source(call, query, source, design)
+
+        return LinkedCollectives(self._models, answer)
 
     def _from_sources(
-        self, call: _Call, query: LatencyQuery, sources: Sequence[Source], design: Design
+        self, call: Call, query: LatencyQuery, sources: Sequence[Source], design: Design
     ) -> LatencyColumns:
         """Return what the surest source says; few points of the device's own correct another's."""
-        if call.spec.is_collective:
-            return self._complete(call, query, self._from_source(call, query, sources[0], design))
         pair = choose_correction(sources, call.target)
         if pair is None:
             return self._from_source(call, query, sources[0], design)
@@ -202,7 +214,7 @@ class Estimator:
         return mix_answers(answered, correction.apply(found, design.axes), share)
 
     def _correction(
-        self, call: _Call, query: LatencyQuery, own: Source, reference: Source
+        self, call: Call, query: LatencyQuery, own: Source, reference: Source
     ) -> OwnCorrection:
         """Return by how much a reference is off at own points, learned once for a way to ask."""
         series = own.choice.model.series
@@ -220,7 +232,7 @@ class Estimator:
         return found
 
     def _from_source(
-        self, call: _Call, query: LatencyQuery, source: Source, design: Design
+        self, call: Call, query: LatencyQuery, source: Source, design: Design
     ) -> LatencyColumns:
         """Return what a series says, moved to the device asked about where it is another's."""
         spec, device = call.spec, call.target.device
@@ -241,7 +253,7 @@ class Estimator:
         found = _limit_doubt(answered, transfer)
         return found if is_own else move_to_sibling(found, measured.base_us, design.base_us)
 
-    def _complete(self, call: _Call, query: LatencyQuery, found: LatencyColumns) -> LatencyColumns:
+    def _complete(self, call: Call, query: LatencyQuery, found: LatencyColumns) -> LatencyColumns:
         """Return a collective's estimates beyond what was measured by what holds for all sizes."""
 
         def ask(operator: str, columns: Columns) -> LatencyColumns:
@@ -293,7 +305,7 @@ class Estimator:
             other_framework=choice.other_framework,
         )
 
-    def _from_proxy(self, call: _Call, query: LatencyQuery) -> LatencyColumns | None:
+    def _from_proxy(self, call: Call, query: LatencyQuery) -> LatencyColumns | None:
         """Return what an operator says that takes as long; None where that was not measured.
 
         Asked only where the operator itself was measured nowhere: estimated from other devices it
@@ -329,7 +341,7 @@ class Estimator:
             return True
         return self._models.transfer(spec, target.device).support.has_measured(spec)
 
-    def _scale_forward(self, call: _Call, query: LatencyQuery) -> LatencyColumns:
+    def _scale_forward(self, call: Call, query: LatencyQuery) -> LatencyColumns:
         """Return a backward pass as the forward calls it is made of, or a multiple of its own."""
         spec, ratio = call.spec, call.spec.work_ratio(call.table.phase)
         if not ratio:
@@ -358,18 +370,6 @@ class Estimator:
         )
         what = "its forward calls" if spec.backward_calls else f"{ratio:g} times forward"
         return replace(scaled, basis=f"{what}: {answers[0].basis}")
-
-
-def _prefer_documents(call: _Call, design: Design, transferred: LatencyColumns) -> LatencyColumns:
-    """Return what documents say of the links that a call crosses, where they do."""
-    topology = call.target.topology
-    if topology is None:
-        return transferred
-    has_any = has_document(call.spec, call.columns, topology)
-    if not has_any.any():
-        return transferred
-    linked = estimate_from_links(call.spec, call.columns, topology, design)
-    return choose_rows(has_any, linked, transferred, ("links with a document", "the others"))
 
 
 def _weakest(provenances: Sequence[IntColumn], *, is_whole: bool) -> IntColumn:
@@ -406,7 +406,7 @@ def _doubt_of_choice(choice: Choice) -> float:
     return max(doubt_log, series.noise_log) if choice.is_other_code else doubt_log
 
 
-def _is_unlike(choice: Choice, call: _Call) -> _Flags:
+def _is_unlike(choice: Choice, call: Call) -> _Flags:
     """Return which calls lack a part that all of a series have, or have one that none has.
 
     How long those take says nothing of them, however small the step in the part's size.

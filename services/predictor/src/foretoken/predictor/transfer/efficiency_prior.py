@@ -22,6 +22,7 @@ from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer.device_columns import element_bits
+from foretoken.predictor.transfer.link_band import is_within_links
 from foretoken.predictor.transfer.support import Support
 
 # Used before anything is measured: the middle, and the ends, of latency over base latency.
@@ -51,6 +52,8 @@ _KIND = "any "
 # The cost that tells operators over rows, which are one kernel (see `row_operator`).
 _ROW_COST = "wave_features"
 
+# A series of a collective teaches others if at least this part of it is what its links explain.
+_MIN_SHARE_TOLD = 0.5
 # Of many series fewer rows each tell as much: they count alike, however many rows they have.
 _MAX_ROWS_PER_SERIES, _MIN_ROWS_PER_SERIES, _MAX_ROWS = 500, 50, 10_000
 _MIN_ROWS = 100
@@ -170,6 +173,8 @@ def train_transfers(
         # operator.
         groups = [key.operator if name.startswith(_KIND) else place for name in names]
         sample = _sample(series, seed)
+        if sample is None:
+            continue
         for name, group in zip(names, groups, strict=True):
             samples.setdefault(name, []).append(replace(sample, group=group))
     items = [
@@ -191,13 +196,24 @@ def _taught_names(key: SeriesKey) -> tuple[str, ...]:
     return names if _OTHER_PLACE.isdisjoint(parse_variant(key.variant)) else names[:1]
 
 
-def _sample(series: Series, seed: int) -> _Sample:
+def _sample(series: Series, seed: int) -> _Sample | None:
+    """Return some rows of a series, of a collective those that its links explain; or None.
+
+    Links that were far slower than their topology's file says tell nothing of others'.
+    """
     key = series.key
     num_points = len(series.points)
     num_rows = min(num_points, _MAX_ROWS_PER_SERIES)
     rows = np.random.default_rng(seed).choice(num_points, num_rows, replace=False)
     drawn = series.take(rows)
     design = drawn.design
+    topology = key.target.topology
+    if topology is not None:
+        times_us = drawn.latency_us
+        is_told = is_within_links(key.spec, drawn.columns, topology, design, times_us)
+        if is_told.mean() < _MIN_SHARE_TOLD:
+            return None
+        drawn, design = drawn.take(is_told), design.take(np.flatnonzero(is_told))
     return _Sample(key, "", design.transfer, np.log(drawn.latency_us / design.base_us))
 
 

@@ -11,19 +11,25 @@ from foretoken.predictor.roofline import Columns, FloatColumn
 from foretoken.predictor.transfer.all_reduce_law import estimate_all_reduce
 
 # As slow as groups are that share switches with others.
-_HIGH_RATIO = 1.5
+HIGH_RATIO = 1.5
 _EXCHANGE = "all_to_all"
 
 
 def estimate_from_links(
-    spec: OperatorSpec, columns: Columns, topology: TopologySpec, design: Design
+    spec: OperatorSpec,
+    columns: Columns,
+    topology: TopologySpec,
+    design: Design,
+    reached_ratio: float = 0.0,
 ) -> LatencyColumns:
     """Return the time of collectives at the share of the links that large messages reach.
 
     Source: the topology's file names the document; without one all of a link counts as reached.
+    A `reached_ratio` that was measured is given.
     """
     is_inside = columns["num_nodes"] <= 1
-    reached = np.where(is_inside, *_reached_ratios(spec, topology))
+    told = reached_ratios(spec, topology)
+    reached = np.where(is_inside, *((reached_ratio,) * 2 if reached_ratio else told))
     roofline_us = design.roofline_us / np.where(reached > 0, reached, 1.0)
     floor_us = design.base_us - design.roofline_us
     latency_us = floor_us + roofline_us + _passing_us(spec, columns, topology)
@@ -36,7 +42,7 @@ def estimate_from_links(
     return LatencyColumns(
         latency_us=latency_us,
         low_us=design.base_us,
-        high_us=latency_us * _HIGH_RATIO,
+        high_us=latency_us * HIGH_RATIO,
         provenance=np.full(num_rows, Provenance.ANALYTICAL.value),
         nearest_us=np.zeros(num_rows),
         nearest_octaves=np.full(num_rows, np.inf),
@@ -67,11 +73,11 @@ def has_document(
 ) -> npt.NDArray[np.bool_]:
     """Tell of which calls documents say what they reach of the links they cross."""
     is_inside = columns["num_nodes"] <= 1
-    inside, between = _reached_ratios(spec, topology)
+    inside, between = reached_ratios(spec, topology)
     return np.where(is_inside, inside > 0, between > 0)
 
 
-def _reached_ratios(spec: OperatorSpec, topology: TopologySpec) -> tuple[float, float]:
+def reached_ratios(spec: OperatorSpec, topology: TopologySpec) -> tuple[float, float]:
     """Return what documents say is reached of the links inside a node, and of those between."""
     inside, between = topology.intra_node, topology.inter_node
     if spec.name != _EXCHANGE:

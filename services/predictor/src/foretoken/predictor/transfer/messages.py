@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn
@@ -17,7 +18,8 @@ Ask = Callable[[str, Columns], LatencyColumns]
 _BELOW = 0.9
 # How much nearer, in octaves, an all-reduce must have been measured to say more.
 _MIN_NEARER_OCTAVES = 0.5
-_MESSAGE = "message_bytes"
+_MESSAGE, _NODES = "message_bytes", "num_nodes"
+_Mask = npt.NDArray[np.bool_]
 
 
 def complete_sizes(
@@ -25,50 +27,58 @@ def complete_sizes(
 ) -> LatencyColumns:
     """Return estimates that far from measurements follow what holds for all sizes.
 
-    Beyond the largest message measured on the group, time grows at least in proportion to the
-    message. Halves of an all-reduce have its shape where that is known better: `ask` returns the
-    estimates of an operator's calls.
+    Beyond the largest message measured on the group, time grows in proportion to the message: what
+    the links carry by then they carry of more. Halves of an all-reduce have its shape elsewhere,
+    where that is known better: `ask` returns the estimates of an operator's calls.
     """
     if _MESSAGE not in found.nearest:
         return found
-    found = _keep_rate(operator, columns, found, ask)
+    is_larger = _is_larger(columns, found)
+    if is_larger.any():
+        found = _keep_rate(operator, columns, found, is_larger, ask)
     if operator in HALVES_OF_ALL_REDUCE:
-        found = _follow_all_reduce(operator, columns, found, ask)
+        found = _follow_all_reduce(operator, columns, found, is_larger, ask)
     return found
 
 
-def _keep_rate(operator: str, columns: Columns, found: LatencyColumns, ask: Ask) -> LatencyColumns:
+def _is_larger(columns: Columns, found: LatencyColumns) -> _Mask:
+    """Tell which messages are larger than any measured on their very group."""
     is_same_group = np.all(
         [found.nearest[name] == column for name, column in columns.items() if name != _MESSAGE],
         axis=0,
     )
     is_larger = is_same_group & (columns[_MESSAGE] > found.nearest[_MESSAGE])
-    is_larger &= found.provenance == Provenance.EXTRAPOLATED.value
-    if not is_larger.any():
-        return found
+    return np.asarray(is_larger & (found.provenance == Provenance.EXTRAPOLATED.value))
+
+
+def _keep_rate(
+    operator: str, columns: Columns, found: LatencyColumns, is_larger: _Mask, ask: Ask
+) -> LatencyColumns:
     reference = _below(found.nearest[_MESSAGE][is_larger])
     known = {name: column[is_larger] for name, column in columns.items()}
     [reference_us] = _ask_distinct({**known, _MESSAGE: reference}, (operator,), ask)
     rate_us = reference_us / reference
-    least_us = np.zeros(len(is_larger))
-    least_us[is_larger] = rate_us * known[_MESSAGE]
-    latency_us = np.maximum(found.latency_us, least_us)
+    latency_us = found.latency_us.copy()
+    latency_us[is_larger] = rate_us * known[_MESSAGE]
     return _scale(found, latency_us / found.latency_us)
 
 
 def _follow_all_reduce(
-    operator: str, columns: Columns, found: LatencyColumns, ask: Ask
+    operator: str, columns: Columns, found: LatencyColumns, is_larger: _Mask, ask: Ask
 ) -> LatencyColumns:
     """Return rows far from what was measured as a part of the all-reduce of the same message.
 
     That part is half by the ring, and at the nearest measured point as it is there: in between.
     """
     # Nearer to a measurement nothing can be that much nearer.
-    rows = np.flatnonzero(found.nearest_octaves > _MIN_NEARER_OCTAVES)
+    rows = np.flatnonzero((found.nearest_octaves > _MIN_NEARER_OCTAVES) & ~is_larger)
     if not len(rows):
         return found
     whole = ask("all_reduce", {name: column[rows] for name, column in columns.items()})
     is_nearer = whole.nearest_octaves + _MIN_NEARER_OCTAVES < found.nearest_octaves[rows]
+    # Nor does one tell of links between nodes that was measured inside them alone.
+    num_nodes = whole.nearest.get(_NODES, columns[_NODES][rows])
+    is_nearer &= (num_nodes > 1) == (columns[_NODES][rows] > 1)
     rows = rows[is_nearer]
     if not len(rows):
         return found
