@@ -10,6 +10,7 @@ from training_memory_graphs import chunk_graphs, memory_scenario
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.lowering.graph import Section
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.steps.held.saved_tensor import list_saved
 from foretoken.simulator.steps.recompute import (
@@ -192,3 +193,12 @@ def test_whole_layers_end_where_nothing_more_is_needed() -> None:
 def test_operators_are_chosen_alone_or_by_module() -> None:
     with pytest.raises(InvalidRequestError, match="name it alone"):
         _by_operator(recompute_modules=("every_other_matmul", "mlp"))
+
+
+def test_products_in_8_bit_are_none_of_those_that_are_kept() -> None:
+    """`_scaled_mm` is not in torchtitan's list: a layer's input and attention's output stay."""
+    plan = _by_operator({"keeps_unread_outputs": "false"}, dtype=DType.FP8)
+    per_layer = sum(t.num_bytes for t in plan.saved if t.section is Section.LAYER)
+    assert per_layer == 1024 * (2 * 4096 + 2 * 4096 + 4 * 32)
+    shares = {node.role: node.share for node in plan.recomputed if node.operator == "gemm"}
+    assert shares == {"attn_qkv_proj": 1, "attn_out_proj": 1, "mlp_up_proj": 1}

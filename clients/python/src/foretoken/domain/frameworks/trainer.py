@@ -101,15 +101,19 @@ class TrainerProfile:
     `software` is what runs its kernels, whose measurements come first (empty: any).
 
     Kernels: `attention` is `flash` (one fused kernel) or `unfused` (scores, softmax and values
-    apart); a fused kernel takes `attention_time_ratio` times as long as those measured, which are
-    FlashAttention 2. `gradient_accumulation` says how a micro batch's weight gradients are added
-    up: in the matrix product itself (`fused`), by kernels of their own (`separate`), or by those
-    after a conversion to fp32 (`converted`). An RMS norm, or the rotation of heads, is one kernel
-    with `fuses_norm`, `fuses_rope`, else a chain of them; with `casts_norm_inputs` norms of a layer
-    work on fp32. Unless `fuses_gate`, the activation of a gated MLP and its product with the other
-    half are two kernels, and the weights of both halves two tensors. Unless
-    `fuses_bias_activation`, the bias of an MLP and its activation are two, and unless
-    `fuses_residual` so are bias, dropout and the addition to the residual stream. Activations are
+    apart); a fused kernel takes `attention_time_ratio` times as long as those measured. Where
+    the trainer's own software was not measured, and its `attention_library` was published for
+    the device (`cudnn`, `flash_2`, `flash_3`; empty: servers' kernels stand in), it is as fast
+    as that, and products in 8 bit are those of `fp8_software` (empty: of any), whose rows hold
+    the conversion of their input, which is taken off. `gradient_accumulation` says how a micro
+    batch's weight gradients are added up: in the matrix product itself (`fused`), by kernels of
+    their own (`separate`), or by those after a conversion to fp32 (`converted`). An RMS norm,
+    or the rotation of heads, is one kernel with `fuses_norm`, `fuses_rope`, else a chain of
+    them; with `casts_norm_inputs` norms of a layer work on fp32. Unless `fuses_gate`, the
+    activation of a gated MLP and its product with the other half are two kernels, and the
+    weights of both halves two tensors. Unless `fuses_bias_activation`, the bias of an MLP and
+    its activation are two, and unless `fuses_residual` so are bias, dropout and the addition to
+    the residual stream. Activations are
     dropped out with `has_dropout`, and by kernels laid out anew with `has_copy_kernels` (the
     attention's output, the gradients of the parts of a fused projection). With `has_mlp_bias` MLPs
     without a gate have biases whatever the model says. Parallel branches of a layer have a norm
@@ -172,6 +176,8 @@ class TrainerProfile:
     software: str = ""
     attention: str = "flash"
     attention_time_ratio: float = 1.0
+    attention_library: str = ""
+    fp8_software: str = ""
     gradient_accumulation: str = "fused"
     fuses_norm: bool = True
     fuses_rope: bool = True
@@ -253,6 +259,7 @@ class TrainerProfile:
 _DESCRIPTION = ("name", "framework", "versions", "source", "software")
 _ALLOWED = {
     "attention": ("flash", "unfused"),
+    "attention_library": ("", "cudnn", "flash_2", "flash_3"),
     "gradient_accumulation": ("fused", "separate", "converted"),
     "transfers": ("rendezvous", "buffered"),
 }

@@ -23,6 +23,7 @@ from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
+from foretoken.simulator.steps.library_answers import answer_by_libraries
 from foretoken.simulator.steps.row_numbers import number_rows
 
 
@@ -128,8 +129,9 @@ class CallBook:
         )
         reply, device = predictor.predict(query), find_device(scenario.device)
         self.model_version = reply.model_version
+        answers = answer_by_libraries(query, reply.tables, scenario.trainer.resolve(), predictor)
         prices_us: list[Floats] = []
-        for table, distinct, answer in zip(query.tables, wanted, reply.tables, strict=True):
+        for table, distinct, answer in zip(query.tables, wanted, answers, strict=True):
             latency_us = np.asarray(answer.latency_us, dtype=np.float64)
             priced = PricedTable(
                 table=table,

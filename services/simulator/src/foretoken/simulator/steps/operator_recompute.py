@@ -2,9 +2,11 @@
 
 Kept are the input of a layer and the outputs of attention, of reduce-scatters, of exchanges between
 experts and of every other matrix product in the order in which a layer runs them: of a gated layer
-query, value, gate and down projection, while key, output and up projection run again.
-Source: pytorch/torchtitan, `distributed/activation_checkpoint.py` (selective_ac_option "op") and
-`models/llama3/model.py`; PyTorch, `torch/utils/checkpoint.py` (early_stop).
+query, value, gate and down projection, while key, output and up projection run again. Products in
+8 bit are none of those: `_scaled_mm` is not in the list of what is kept, so all of them run again.
+Source: pytorch/torchtitan, `distributed/activation_checkpoint.py` (selective_ac_option "op"),
+`models/llama3/infra/parallelize.py` (_op_sac_save_list) and `models/llama3/model.py`; PyTorch,
+`torch/utils/checkpoint.py` (early_stop).
 """
 
 import dataclasses
@@ -120,7 +122,7 @@ def _kept_shares(forward: Nodes, scenario: TrainingScenario) -> Mapping[int, flo
     shares = {}
     for node in forward:
         is_counted = node.section is Section.LAYER and node.operator == "gemm"
-        if not is_counted or node.role == _ROUTER:
+        if not is_counted or node.role == _ROUTER or node.dtype is DType.FP8:
             continue
         widths = _widths(node, scenario)
         # Layers of a model in a pattern may differ in how many products come before it.

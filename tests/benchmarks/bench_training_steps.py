@@ -1,0 +1,190 @@
+"""Training steps that others published for H100, H800, H200, B200 and GB200, compared row by row.
+
+Run: python tests/benchmarks/bench_training_steps.py [--home FOLDER] [--rows NAME,...] [--detail]
+
+The rows are those of `training_truth/hopper_blackwell_steps.csv`; the operators are the starter's,
+as in a new installation, or those of `--home`. Nothing is fitted to the rows. Prints every step
+predicted and measured, the peak of memory where it was stated, whether the run is predicted to fit
+(all of them ran), then the errors by kind, and the gain of FP8 over BF16 of runs that differ in
+nothing else. `--detail` adds the parts of a step.
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import foretoken
+from foretoken.client.facade import Foretoken
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.results.training_report import TrainingReport
+from foretoken.domain.units import GIB
+from foretoken.simulator.training.step import simulate_training
+
+_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+_ROWS = Path("training_truth") / "hopper_blackwell_steps.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    scenario: TrainingScenario
+    step_s: float
+    allocated_gib: float
+    reserved_gib: float
+
+    @property
+    def kind(self) -> str:
+        experts = "experts" if self.scenario.model.moe is not None else "dense"
+        return f"{experts}, {self.scenario.dtype.name.lower()}"
+
+    @property
+    def pair(self) -> str:
+        """The row's name without its format: a run in another one differs in nothing else."""
+        return self.name.replace("fp8", "").replace("bf16", "")
+
+
+def main() -> None:
+    """Print the rows and their errors."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", default="", help="folder of `foretoken train`")
+    parser.add_argument("--rows", default="", help="names of rows, or parts of them")
+    parser.add_argument("--detail", action="store_true", help="show the parts of every step")
+    options = parser.parse_args()
+    path = _DATA / _ROWS
+    if not path.is_file():
+        sys.stdout.write(f"skipped: {path} is not on this machine\n")
+        return
+    wanted = [part for part in options.rows.split(",") if part]
+    rows = [row for row in _read(path) if not wanted or any(part in row.name for part in wanted)]
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        foretoken.open(options.home or scratch) as services,
+    ):
+        _compare(rows, services, is_detailed=options.detail)
+
+
+def _compare(rows: list[_Row], services: Foretoken, *, is_detailed: bool) -> None:
+    errors: dict[str, list[float]] = defaultdict(list)
+    memory: dict[str, list[float]] = defaultdict(list)
+    steps: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
+    num_unfit = 0
+    for row in rows:
+        report = simulate_training(row.scenario, services.predictor, None)
+        step_s = report.step_time_ms / 1e3
+        error = step_s / row.step_s - 1
+        steps[row.pair][row.scenario.dtype.name.lower()] = (row.step_s, step_s)
+        for key in (row.kind, "experts" if row.scenario.model.moe else "dense", "all"):
+            errors[key].append(error)
+        num_unfit += not report.feasibility.is_feasible
+        sys.stdout.write(
+            f"{row.name:34} {row.step_s:8.3f} s, predicted {step_s:8.3f}, {error:+7.1%}"
+            f"{''.join(_memory(row, report, memory))}"
+            f"{'' if report.feasibility.is_feasible else ', predicted not to fit'}\n"
+        )
+        if is_detailed:
+            sys.stdout.write(f"{_detail(report)}\n")
+    for label, found in (*errors.items(), *memory.items()):
+        sys.stdout.write(
+            f"{label}: {len(found)} rows, mean absolute error"
+            f" {statistics.fmean(map(abs, found)):.1%}, median"
+            f" {statistics.median(map(abs, found)):.1%}, signed {statistics.fmean(found):+.1%}\n"
+        )
+    sys.stdout.write(f"predicted not to fit: {num_unfit} of {len(rows)}\n")
+    _write_gains(steps)
+
+
+def _write_gains(steps: Mapping[str, Mapping[str, tuple[float, float]]]) -> None:
+    """Print how much faster FP8 is than BF16, measured and predicted."""
+    gains = [
+        (pair, both["bf16"][0] / both["fp8"][0], both["bf16"][1] / both["fp8"][1])
+        for pair, both in steps.items()
+        if {"bf16", "fp8"} <= set(both)
+    ]
+    for pair, measured, predicted in gains:
+        sys.stdout.write(f"gain of FP8, {pair}: {measured:.2f}, predicted {predicted:.2f}\n")
+    if gains:
+        measured, predicted = (statistics.median(gain[i] for gain in gains) for i in (1, 2))
+        sys.stdout.write(f"gain of FP8, median: {measured:.2f}, predicted {predicted:.2f}\n")
+
+
+def _memory(row: _Row, report: TrainingReport, memory: dict[str, list[float]]) -> Iterator[str]:
+    for name, measured, predicted in (
+        ("allocated", row.allocated_gib, max(s.total_bytes for s in report.memory)),
+        ("reserved", row.reserved_gib, max(s.reserved_bytes for s in report.memory)),
+    ):
+        if measured:
+            error = predicted / GIB / measured - 1
+            memory[f"memory {name}, {row.scenario.dtype.name.lower()}"].append(error)
+            yield f", {name} {predicted / GIB:.1f} of {measured:.1f} GiB {error:+.1%}"
+
+
+def _detail(report: TrainingReport) -> str:
+    groups = sorted(report.step_time_ms_by_group.items(), key=lambda item: -item[1])
+    total = report.step_time_ms
+    parts = ", ".join(f"{name} {ms / total:.1%}" for name, ms in groups if ms / total > 0.004)
+    shares = ", ".join(f"{n} {r:.0%}" for n, r in report.step_time_ratio_by_provenance.items())
+    return f"    {parts}\n    {shares}"
+
+
+def _read(path: Path) -> Iterator[_Row]:
+    with path.open(newline="") as text:
+        for line in csv.DictReader(text):
+            scenario = _scenario(line)
+            if scenario is not None:
+                yield _Row(
+                    line["id"],
+                    scenario,
+                    float(line["step_time_s"]),
+                    float(line["peak_alloc_gib"] or 0),
+                    float(line["peak_reserved_gib"] or 0),
+                )
+
+
+def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
+    """Return the scenario of a row; none of one whose source leaves rules unsaid."""
+    if not line["recompute"] or "every other" in line["recompute"]:
+        return None
+    rules = json.loads(line["rules"] or "{}")
+    number = {name: int(line[name]) for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "zero")}
+    is_interleaved = number["vpp"] > 1
+    return TrainingScenario(
+        name=line["id"],
+        model=_model(line["model"]),
+        device=line["device"],
+        dtype=DType[line["precision"].upper()],
+        layout=ParallelLayout(**{axis: number[axis] for axis in ("tp", "pp", "cp", "dp", "ep")}),
+        micro_batch_size=int(line["mbs"]),
+        global_batch_size=int(line["gbs"]),
+        sequence_length=int(line["seq"]),
+        zero_stage=number["zero"],
+        sequence_parallel=number["tp"] > 1,
+        recompute=line["recompute"],
+        recompute_modules=tuple(filter(None, line["recompute_modules"].split("+"))),
+        pipeline_schedule="interleaved" if is_interleaved else "one_f_one_b",
+        virtual_stages=number["vpp"],
+        trainer=TrainerSpec(profile=line["trainer"], rules=rules),
+    )
+
+
+def _model(name: str) -> ModelArchitecture:
+    """Return a preset; `-l21` at the end of its name are the layers that were left of it."""
+    preset, _, layers = name.partition("-l")
+    if layers.isdigit():
+        return dataclasses.replace(find_model(preset), num_layers=int(layers))
+    return find_model(name)
+
+
+if __name__ == "__main__":
+    main()
