@@ -69,6 +69,7 @@ _JSON: Any = st.recursive(
         | st.dictionaries(
             st.sampled_from(
                 [
+                    *("benchmarks", "successful", "info", "timings", "request_start", "config"),
                     *("format", "version", "requests", "experiments", "timestamp"),
                     *("response_timestamps", "response_outputs", "metadata", "metrics", "error"),
                     *("request_start_ns", "time_to_first_token", "value", "unit", "arrival_s"),
@@ -81,7 +82,9 @@ _JSON: Any = st.recursive(
     ),
     max_leaves=20,
 )
-_FORMATS = st.sampled_from(["aiperf", "foretoken_run", "genai_perf", "table", "vllm_bench"])
+_FORMATS = st.sampled_from(
+    ["aiperf", "foretoken_run", "genai_perf", "guidellm", "table", "vllm_bench"]
+)
 
 
 @given(content=_JSON | st.text(max_size=60), name=_FORMATS)

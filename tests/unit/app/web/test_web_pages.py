@@ -304,3 +304,61 @@ def test_a_form_that_cannot_be_read_is_refused(web: WebClient, body: bytes) -> N
     page = web.send("POST", "/validate", body, Content_Type=form)
     assert (400, True) == (page.status, b"the form cannot be read" in page.body)
     assert 400 == web.send("POST", "/validate", b"", Content_Type="multipart/form-data").status
+
+
+def _post_form(web: WebClient, path: str, fields: dict[str, str], **files: str) -> Answer:
+    parts = [f'Content-Disposition: form-data; name="{k}"\r\n\r\n{v}' for k, v in fields.items()]
+    parts += [
+        f'Content-Disposition: form-data; name="{name}"; filename="{name}.csv"\r\n'
+        f"Content-Type: text/csv\r\n\r\n{content}"
+        for name, content in files.items()
+    ]
+    body = "".join(f"--edge\r\n{part}\r\n" for part in parts) + "--edge--\r\n"
+    media = "multipart/form-data; boundary=edge"
+    return web.send("POST", path, body.encode(), Content_Type=media)
+
+
+def _shown_fields(web: WebClient, path: str) -> dict[str, str]:
+    """Return the form of a page as a browser would send it."""
+    page = web.get(path).body.decode().partition('<form id="question"')[2]
+    inputs = re.findall(r'<input [^>]*name="([\w-]+)" value="([^"]*)"[^>]*>', page)
+    chosen = re.findall(r'<select id="f-([\w-]+)".*?</select>', page, re.DOTALL)
+    assert chosen
+    return {name: html.unescape(value) for name, value in inputs if value != "on"}
+
+
+@pytest.mark.parametrize("path", ["/", "/train"])
+def test_the_example_of_a_form_can_be_asked_as_it_stands(web: WebClient, path: str) -> None:
+    fields = _shown_fields(web, path)
+    check = "/check" if path == "/" else "/train/check"
+    assert {} == _post_form(web, check, fields).json
+    assert "no preset" in _post_form(web, check, {**fields, "model": "none"}).json["model"]
+
+
+def test_what_is_wrong_is_named_by_the_fields_of_the_form(web: WebClient) -> None:
+    checked = _post_form(web, "/check", {**_QUESTION, "gpus": "0"})
+    assert "at least 1" in checked.json["gpus"]
+    spread = _post_form(web, "/check", {**_QUESTION, "spread": "-1"})
+    assert "from 0 to" in spread.json["spread"]
+    listed = _post_form(web, "/check", {**_QUESTION, "devices": "h20", "prices": "lambda"})
+    assert "has no price of h20" in listed.json["prices"]
+    nodes = {"model": "llama-3.1-8b", "subsets": "on", "gpus": "8", "devices": "h100_sxm"}
+    assert "--nodes" in _post_form(web, "/train/check", nodes).json["subsets"]
+
+
+def test_prices_of_a_list_and_a_trace_are_part_of_the_question(web: WebClient) -> None:
+    trace = "arrival_s,input_tokens,output_tokens\n0,64,8\n1,80,8\n"
+    fields = {**_QUESTION, "prices": "lambda", "finalists": "0"}
+    asked = _post_form(web, "/", fields, trace=trace)
+    job_id = asked.headers["Location"].rpartition("/")[2]
+    assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
+    columns = web.get(f"/answers/{job_id}/candidates").json
+    assert min(columns["usd_per_hour"]) > 0
+    report = web.get(f"/v1/simulator/get_serving_search_report?job_id={job_id}").json
+    workload = json.loads(report["request_json"])["scenario"]["workload"]
+    assert ([64, 80], "") == (
+        [one["num_prefill_tokens"] for one in workload["trace_requests"]],
+        workload["trace_path"],
+    )
+    wrong = _post_form(web, "/", fields, trace="no,trace\n1,2\n")
+    assert (400, True) == (wrong.status, b"trace.csv" in wrong.body)

@@ -369,3 +369,52 @@ def test_a_run_of_llmservingsim_has_its_prompts_content() -> None:
         len(request.block_hashes) == request.num_prefill_tokens // 16 for request in run.completed
     )
     assert all(request.scheduled_s >= request.queued_s >= 0 for request in run.completed)
+
+
+def _guidellm_request(start_s: float, **changes: Any) -> dict[str, Any]:
+    timings = {
+        "request_start": start_s,
+        "first_token_iteration": start_s + 0.25,
+        "last_token_iteration": start_s + 0.75,
+    }
+    return {"info": {"timings": timings}, "prompt_tokens": 128, "output_tokens": 11, **changes}
+
+
+def _guidellm(**changes: Any) -> dict[str, Any]:
+    requests = {"successful": [_guidellm_request(1001.0), _guidellm_request(1000.0)]}
+    strategy = {"type_": "concurrent", "streams": 2}
+    return {"requests": requests, "config": {"strategy": strategy}, **changes}
+
+
+def test_a_benchmark_of_guidellm_is_read(tmp_path: Path) -> None:
+    unfinished = _guidellm_request(1002.0, info={"timings": {"request_start": 1002.0}})
+    requests = {**_guidellm()["requests"], "incomplete": [unfinished]}
+    content = {"benchmarks": [_guidellm(requests=requests)]}
+    run = load_run(_write(tmp_path / "run.json", content))
+    assert ("GuideLLM", 2, 1) == (run.source, run.concurrency, run.num_failed)
+    assert [(0.0, 0.25, 0.75), (1.0, 1.25, 1.75)] == [_times(one) for one in run.completed]
+    assert (128, 11) == (run.completed[0].num_prefill_tokens, run.completed[0].num_decode_tokens)
+
+
+def test_an_older_benchmark_of_guidellm_is_read(tmp_path: Path) -> None:
+    times = {"start_time": 5.0, "first_token_time": 5.5, "last_token_time": 6.0}
+    request = {**times, "prompt_tokens": 8, "output_tokens": 4}
+    strategy = {"type_": "constant", "rate": 1.0}
+    content = {"requests": {"successful": [request]}, "args": {"strategy": strategy}}
+    run = load_run(_write(tmp_path / "run.json", {"benchmarks": [content]}))
+    assert (0, (0.0, 0.5, 1.0)) == (run.concurrency, _times(run.completed[0]))
+
+
+@pytest.mark.parametrize(
+    ("benchmarks", "problem"),
+    [
+        ([_guidellm(), _guidellm()], "holds 2 benchmarks"),
+        ([_guidellm(requests={"successful": [{"prompt_tokens": 1}]})], "no times of its first"),
+        ([_guidellm(config={"strategy": {"type_": "concurrent"}})], "expected streams"),
+    ],
+)
+def test_a_bad_benchmark_of_guidellm_says_what_is_wrong(
+    tmp_path: Path, benchmarks: list[Any], problem: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        load_run(_write(tmp_path / "run.json", {"benchmarks": benchmarks}))

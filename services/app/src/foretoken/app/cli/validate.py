@@ -69,10 +69,10 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
     """Simulate the workload of a measured run, compare, and say where the difference sits.
 
     The run may come from `foretoken collect`, from `vllm bench serve --save-result
-    --save-detailed`, from AIPerf (`profile_export.jsonl`) or GenAI-Perf (`profile_export.json`), or
-    be a CSV table with `arrival_s, input_tokens, output_tokens`, `first_token_s` or `ttft_ms`, and
-    `last_token_s` or `e2e_ms`. Its arrivals and lengths replace the scenario's workload; model,
-    device, layout and engine are the scenario's.
+    --save-detailed`, from AIPerf (`profile_export.jsonl`), GenAI-Perf (`profile_export.json`) or
+    GuideLLM (`benchmarks.json`), or be a CSV table with `arrival_s, input_tokens, output_tokens`,
+    `first_token_s` or `ttft_ms`, and `last_token_s` or `e2e_ms`. Its arrivals and lengths replace
+    the scenario's workload; model, device, layout and engine are the scenario's.
 
     Example: `foretoken validate serving server.yaml --measured run.json --page comparison.html`
     """

@@ -23,8 +23,10 @@ View = Callable[[Visit], Shown | Redirect | Sent]
 VIEWS: Mapping[str, View] = {
     "GET /": ask.show_serving,
     "POST /": ask.ask_serving,
+    "POST /check": ask.check_serving,
     "GET /train": ask.show_training,
     "POST /train": ask.ask_training,
+    "POST /train/check": ask.check_training,
     "GET /answers/{job}": answer.show,
     "GET /answers/{job}/candidates": answer.send_candidates,
     "GET /answers/{job}/deployment": answer.send_deployment,

@@ -72,6 +72,15 @@ class QuestionForm:
             for request in requests
         }
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The names of the form's fields by those of the request's."""
+        return {
+            option.path.rpartition(".")[2]: FormField(option, "").name
+            for options in self._options.values()
+            for option in options
+        }
+
     def fields(
         self, given: Mapping[str, str] | None, problems: Mapping[str, str], leading: Sequence[str]
     ) -> dict[str, list[FormField]]:
@@ -93,6 +102,9 @@ class QuestionForm:
     def answers(self, request: type, given: Mapping[str, str]) -> Answers:
         """Return what was filled in of one of the dataclasses, as a command would have it.
 
+        A default that was left as it stands in the form was not given: some options are allowed
+        next to certain others only.
+
         Raises:
             InvalidRequestError: a text cannot be read; the field is named.
 
@@ -102,10 +114,14 @@ class QuestionForm:
         return Answers(
             options,
             {
-                option.parameter.name: _to_given(option, text) if text else None
+                option.parameter.name: _to_given(option, text) if _is_given(option, text) else None
                 for option, text in zip(options, texts, strict=True)
             },
         )
+
+
+def _is_given(option: RequestOption, text: str) -> bool:
+    return bool(text) and text != _default_text(option)
 
 
 def _to_given(option: RequestOption, text: str) -> Any:

@@ -5,18 +5,23 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode
 
-from foretoken.app.cli import search_serving, search_training
-from foretoken.app.web.question_form import QuestionForm
+from foretoken.app.web.question import (
+    SERVING,
+    TRAINING,
+    find_problems,
+    read_serving_request,
+    read_training_request,
+)
 from foretoken.app.web.views.answer import wait_a_moment
-from foretoken.app.web.visit import Redirect, Shown, Visit
-from foretoken.domain.errors import ForetokenError, InvalidRequestError, find_near
+from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
+from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import all_engines
 from foretoken.domain.frameworks.trainer import all_trainers
 from foretoken.domain.hardware.device import all_devices
+from foretoken.domain.hardware.price import all_price_lists
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.requests.question import OBJECTIVE_WORDS
-from foretoken.domain.requests.search import OBJECTIVES, ServingSearchRequest
-from foretoken.domain.requests.training_search import TrainingSearchRequest
+from foretoken.domain.requests.search import OBJECTIVES
 
 # Fields that stand first, in words of their own; the others are made of the options.
 _SERVING_FIRST = ("model", "devices", "gpus", "isl", "osl", "ttft", "tpot", "profile", "objective")
@@ -37,17 +42,6 @@ _TRAINING_EXAMPLE = {
     "global-batch-tokens": "4194304",
     "sequence-length": "4096",
 }
-_CONFIG = "config"
-_OWN_FIELDS = frozenset({"model", "change", "tokens", "dataset"})
-_SERVING = QuestionForm(
-    search_serving.QuestionOptions,
-    search_serving.TargetOptions,
-    ServingSearchRequest,
-    without=_OWN_FIELDS,
-)
-_TRAINING = QuestionForm(
-    search_training.QuestionOptions, TrainingSearchRequest, without=_OWN_FIELDS
-)
 
 
 def show_serving(visit: Visit) -> Shown:
@@ -58,7 +52,7 @@ def show_serving(visit: Visit) -> Shown:
 def ask_serving(visit: Visit) -> Shown | Redirect:
     """Start the closed form, and the simulation of its finalists; go to the answer."""
     try:
-        request = read_serving_request(visit.posted)
+        request = read_serving_request(visit.posted, visit.uploads)
         quick = visit.simulator.create_serving_search(replace(request, num_finalists=0))
         target = f"/answers/{quick.job_id}"
         # The closed form has the machine for itself first.
@@ -67,30 +61,18 @@ def ask_serving(visit: Visit) -> Shown | Redirect:
             whole = visit.simulator.create_serving_search(request)
             target += "?" + urlencode({"simulation": whole.job_id})
     except ForetokenError as err:
-        return _show_serving(visit.posted, find_problems(err), is_whole=True, status=400)
+        problems = find_problems(err, SERVING)
+        return _show_serving(visit.posted, problems, is_whole=True, status=400)
     return Redirect(target)
 
 
-# What a form can be corrected for, though no field is named.
-_FORM_REASONS = {"UNKNOWN_MODEL", "UNKNOWN_DEVICE", "UNKNOWN_PLUGIN", "SEARCH_TOO_LARGE"}
-
-
-def read_serving_request(given: Mapping[str, str]) -> ServingSearchRequest:
-    """Return the search of a form.
-
-    Raises:
-        InvalidRequestError: a field that cannot be; it is named as in the form.
-        UnknownModelError, UnknownDeviceError: no such name.
-
-    """
-    question = search_serving.QuestionOptions(
-        model=model_text(given), **_SERVING.answers(search_serving.QuestionOptions, given).read()
-    )
-    targets = search_serving.TargetOptions(
-        **_SERVING.answers(search_serving.TargetOptions, given).read()
-    )
-    answers = _SERVING.answers(ServingSearchRequest, given)
-    return search_serving.build_request(None, question, targets, answers)
+def check_serving(visit: Visit) -> Sent:
+    """Send what is wrong with a form as it stands, by its fields; nothing is started."""
+    try:
+        read_serving_request(visit.posted, visit.uploads)
+    except ForetokenError as err:
+        return send_json(find_problems(err, SERVING))
+    return send_json({})
 
 
 def show_training(visit: Visit) -> Shown:
@@ -104,41 +86,24 @@ def ask_training(visit: Visit) -> Shown | Redirect:
         request = read_training_request(visit.posted)
         job = visit.simulator.create_training_search(request)
     except ForetokenError as err:
-        return _show_training(visit.posted, find_problems(err), is_whole=True, status=400)
+        problems = find_problems(err, TRAINING)
+        return _show_training(visit.posted, problems, is_whole=True, status=400)
     return Redirect(f"/jobs/simulator/{job.job_id}")
 
 
-def read_training_request(given: Mapping[str, str]) -> TrainingSearchRequest:
-    """Return the training search of a form; see `read_serving_request`."""
-    question = search_training.QuestionOptions(
-        model=model_text(given), **_TRAINING.answers(search_training.QuestionOptions, given).read()
-    )
-    answers = _TRAINING.answers(TrainingSearchRequest, given)
-    return search_training.build_training_request(
-        None, question, search_training.SpaceOptions(), answers
-    )
-
-
-def model_text(given: Mapping[str, str]) -> str:
-    """Return the preset's name, or the text of a `config.json`; no file of this machine."""
-    text = given.get(_CONFIG, "").strip()
-    if text:
-        if not text.startswith("{"):
-            raise InvalidRequestError.of_field(_CONFIG, "is the text of a config.json: {...}")
-        return text
-    name = given.get("model", "").strip()
-    if not name:
-        raise InvalidRequestError.of_field("--model", "name a model, or paste its config.json")
-    if name not in all_models():
-        near = ", ".join(find_near(name, all_models()))
-        raise InvalidRequestError.of_field("--model", f"no preset {name!r}; near are {near}")
-    return name
+def check_training(visit: Visit) -> Sent:
+    """Send what is wrong with a form; see `check_serving`."""
+    try:
+        read_training_request(visit.posted)
+    except ForetokenError as err:
+        return send_json(find_problems(err, TRAINING))
+    return send_json({})
 
 
 def _show_serving(
     given: Mapping[str, str], problems: Mapping[str, str], *, is_whole: bool, status: int = 200
 ) -> Shown:
-    groups = _SERVING.fields(given if is_whole else None, problems, _SERVING_FIRST)
+    groups = SERVING.fields(given if is_whole else None, problems, _SERVING_FIRST)
     content = {**known_names(), "given": given, "problems": problems, "groups": groups}
     return Shown(template="ask_serving.html", content=content, status=status)
 
@@ -146,7 +111,7 @@ def _show_serving(
 def _show_training(
     given: Mapping[str, str], problems: Mapping[str, str], *, is_whole: bool, status: int = 200
 ) -> Shown:
-    groups = _TRAINING.fields(given if is_whole else None, problems, _TRAINING_FIRST)
+    groups = TRAINING.fields(given if is_whole else None, problems, _TRAINING_FIRST)
     content = {**known_names(), "given": given, "problems": problems, "groups": groups}
     return Shown(template="ask_training.html", content=content, status=status)
 
@@ -158,24 +123,6 @@ def known_names() -> dict[str, Any]:
         "devices": {device.name: device.description for device in all_devices().values()},
         "engines": list(all_engines()),
         "trainers": list(all_trainers()),
+        "price_lists": {name: prices.provider for name, prices in all_price_lists().items()},
         "objectives": {name: OBJECTIVE_WORDS[name] for name in OBJECTIVES},
     }
-
-
-def find_problems(error: ForetokenError) -> dict[str, str]:
-    """Return what is wrong by the field of the form; under "" what no field is to blame for.
-
-    Raises:
-        ForetokenError: the error, where no other form would help.
-
-    """
-    if not isinstance(error, InvalidRequestError):
-        if error.reason not in _FORM_REASONS:
-            raise error
-        return {"": error.message}
-    found: dict[str, str] = {}
-    for violation in error.violations:
-        name = violation.field.removeprefix("--").rpartition(".")[2]
-        found[name] = violation.description
-    found[""] = error.message
-    return found

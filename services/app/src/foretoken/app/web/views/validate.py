@@ -1,11 +1,9 @@
 """Validate: the requests of a measured run simulated, and set against what was measured."""
 
-import re
-import tempfile
-from pathlib import Path
 from typing import Any, Final
 
-from foretoken.app.web.views.ask import find_problems, known_names, model_text
+from foretoken.app.web.question import find_problems, model_text, stored
+from foretoken.app.web.views.ask import known_names
 from foretoken.app.web.views.results import send_page
 from foretoken.app.web.visit import Sent, Shown, Upload, Visit
 from foretoken.client.job_wait import wait_for_job
@@ -22,8 +20,6 @@ from foretoken.simulator.validation.serving import validate_serving
 from foretoken.simulator.validation.serving_page import validation_sections
 
 _MEASURED: Final = "measured"
-# File systems take 255 bytes.
-_LONGEST_NAME: Final = 100
 _EXAMPLE: Final = {"model": "llama-3.1-8b", "device": "h100_sxm", "tp": "1"}
 
 
@@ -58,21 +54,13 @@ def _read_run(upload: Upload | None) -> ServingRun:
     """
     if upload is None or not upload.content:
         raise InvalidRequestError.of_field(_MEASURED, "choose the file of a measured run")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / file_name_of(upload.name)
-        path.write_bytes(upload.content)
+    with stored(upload) as path:
         try:
             return load_run(path)
         except InvalidRequestError as err:
             # It names the file where it lay for the moment.
             said = err.message.removeprefix(f"--{_MEASURED}: ").replace(str(path), upload.name)
             raise InvalidRequestError.of_field(_MEASURED, said) from err
-
-
-def file_name_of(given: str) -> str:
-    """Return a file's name as it can be here, where whoever sends it says what it is."""
-    kept = re.sub(r"[^\w.-]+", "_", given.replace("\\", "/").rpartition("/")[2], flags=re.ASCII)
-    return kept.lstrip(".")[-_LONGEST_NAME:] or "run"
 
 
 def _read_scenario(given: dict[str, str]) -> ServingScenario:

@@ -1,0 +1,52 @@
+// A form of a question: what is wrong stands next to its field while one fills it in.
+const form = document.getElementById("question");
+const WAIT_MS = 400;
+let [waiting, turn] = [0, 0];
+
+function tell(problems) {
+  for (const hint of form.querySelectorAll("p.hint[id]")) {
+    const name = hint.id.slice(2);
+    const input = form.elements[name];
+    const problem = problems[name];
+    hint.querySelector("strong")?.remove();
+    hint.closest(".field")?.classList.toggle("wrong", Boolean(problem));
+    input?.removeAttribute?.("aria-invalid");
+    if (!problem) continue;
+    const said = document.createElement("strong");
+    said.textContent = `${problem} `;
+    hint.prepend(said);
+    input?.setAttribute?.("aria-invalid", "true");
+    hint.closest("details")?.setAttribute("open", "");
+  }
+  const shown = document.getElementById("wrong");
+  const named = Object.keys(problems).filter((name) => name && document.getElementById(`h-${name}`));
+  shown.textContent = named.length ? "" : problems[""] ?? "";
+  shown.hidden = !shown.textContent;
+}
+
+async function check() {
+  const mine = ++turn;
+  const content = new FormData(form);
+  // A trace is read when the question is asked.
+  content.delete("trace");
+  try {
+    const answer = await fetch(form.dataset.check, { method: "POST", body: content });
+    if (answer.ok && mine === turn) tell(await answer.json());
+  } catch { /* The server is away: asking will say so. */ }
+}
+
+form.addEventListener("input", (event) => {
+  if (event.target.type === "file") return;
+  clearTimeout(waiting);
+  waiting = setTimeout(check, WAIT_MS);
+});
+
+// A folder's config.json is read here, and its text sent.
+const chosen = document.getElementById("f-config-file");
+chosen?.addEventListener("change", async () => {
+  const file = [...chosen.files].find((one) => one.name === "config.json") ?? chosen.files[0];
+  if (!file) return;
+  form.elements.config.value = await file.text();
+  chosen.value = "";
+  check();
+});
