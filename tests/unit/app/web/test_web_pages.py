@@ -78,11 +78,11 @@ def answered(web: WebClient) -> tuple[str, str]:
     sorted(route.partition(" ")[2] for route in VIEWS if "{" not in route and "POST" not in route),
 )
 def test_every_page_says_something_when_there_is_nothing(path: str, tmp_path: Path) -> None:
-    """Of an empty home each page is there, but for a comparison of nothing."""
+    """Of an empty home each page is there; what draws what is named says that nothing is."""
     with serve_home(tmp_path, services=_SERVICES) as web:
         shown = web.get(path)
-    if path == "/compare/report":
-        assert 400 == shown.status
+    if path in ("/compare/report", "/catalog/curves/report", "/catalog/sql/chart"):
+        assert shown.status in (400, 404)
     else:
         assert 200 == shown.status
         assert len(shown.body) > 1
@@ -307,6 +307,7 @@ def test_a_form_that_cannot_be_read_is_refused(web: WebClient, body: bytes) -> N
 
 
 def _post_form(web: WebClient, path: str, fields: dict[str, str], **files: str) -> Answer:
+    """Send a form with files, each by the name of its field."""
     parts = [f'Content-Disposition: form-data; name="{k}"\r\n\r\n{v}' for k, v in fields.items()]
     parts += [
         f'Content-Disposition: form-data; name="{name}"; filename="{name}.csv"\r\n'
@@ -362,3 +363,61 @@ def test_prices_of_a_list_and_a_trace_are_part_of_the_question(web: WebClient) -
     )
     wrong = _post_form(web, "/", fields, trace="no,trace\n1,2\n")
     assert (400, True) == (wrong.status, b"trace.csv" in wrong.body)
+
+
+def test_measurements_come_in_through_the_pages_and_are_looked_at(tmp_path: Path) -> None:
+    """A table with its mapping: on the map, as curves, explained, queried, drawn and checked."""
+    table = (_EXAMPLES / "collectives.csv").read_text("utf-8")
+    mapping = (_EXAMPLES / "collectives-mapping.yaml").read_text("utf-8")
+    with serve_home(tmp_path, services=_SERVICES) as web:
+        form = {"format": "generic"}
+        begun = _post_form(web, "/catalog/imports", form, file=table, mapping=mapping)
+        path = begun.headers["Location"]
+        while not (state := web.get(f"{path}/state").json)["is_final"]:
+            time.sleep(0.02)
+        assert ("succeeded", True) == (state["state"], state["lines"][0].startswith("4 rows"))
+        assert b"4 rows" in web.get(path).body
+        assert path in [job["address"] for job in web.get("/jobs/list").json]
+        assert b"operator=all_reduce&amp;device=h100_sxm" in web.get("/catalog").body
+        curves = "/catalog/curves?operator=all_reduce&device=h100_sxm"
+        assert b"Curves of all_reduce" in web.get(curves).body
+        report = web.get(curves.replace("curves?", "curves/report?"))
+        assert (200, True) == (report.status, b"90 % interval" in report.body)
+        call = "operator=gemm&device=h100_sxm&dims=m=64+n=64+k=64&dtype=bf16"
+        assert b"rests on" in web.get(f"/catalog/estimate?{call}").body
+        query = quote(
+            "SELECT dims['message_bytes'] AS size, latency_us_median AS us FROM measurements"
+        )
+        shown = f"/catalog/sql/chart?q={query}&x=size&y=us&kind=lines"
+        assert b"us over size" in web.get(shown).body
+        assert 400 == web.get(shown.replace("kind=lines", "kind=pies")).status
+        checked = _post_form(web, "/catalog/check", {}).headers["Location"]
+        assert "/jobs/catalog/check-" in checked
+        while web.get(checked).status != 303:
+            time.sleep(0.02)
+        quality = web.get(checked).headers["Location"]
+        assert b"Quality of measurements" in web.get(f"{quality}/report").body
+
+
+def test_an_import_that_fails_says_why(web: WebClient) -> None:
+    begun = _post_form(web, "/catalog/imports", {"format": "nccl_tests"}, file="no,rows\n")
+    path = begun.headers["Location"]
+    while not (state := web.get(f"{path}/state").json)["is_final"]:
+        time.sleep(0.02)
+    assert ("failed", True) == (state["state"], "import in file.csv" in state["message"])
+    assert b"choose a file" in _post_form(web, "/catalog/imports", {"format": "fasop"}).body
+    assert 404 == web.get("/catalog/imports/import-none").status
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("operator=gem&device=h100_sxm&dims=m=1", "gem"),
+        ("operator=gemm&device=h100_sxm&dims=m=1&dtype=none", "none"),
+        ("operator=gemm&device=h100_sxn&dims=m=1", "h100_sxm"),
+        ("operator=gemm&device=h100_sxm&dims=m", "m"),
+    ],
+)
+def test_an_estimate_that_cannot_be_says_why(web: WebClient, query: str, said: str) -> None:
+    shown = web.get(f"/catalog/estimate?{query}")
+    assert (400, True) == (shown.status, said in html.unescape(shown.body.decode()))

@@ -1,8 +1,6 @@
 """`foretoken catalog`: bring measurements in and out, see what is there, and draw it."""
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +15,6 @@ from foretoken.app.cli.predictor import train_models, training_table
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     CliState,
-    ProgressBar,
     fail,
     note,
     open_composition,
@@ -26,6 +23,7 @@ from foretoken.app.cli.state import (
     state_of,
 )
 from foretoken.app.compose import Composition
+from foretoken.app.importing import find_summary, record_plan
 from foretoken.catalog.exporting import ExportRequest, all_exporters, find_exporter
 from foretoken.catalog.importing import ImportPlan, ImportRequest, all_importers, find_importer
 from foretoken.catalog.installing import (
@@ -36,11 +34,11 @@ from foretoken.catalog.installing import (
     publish_dataset,
 )
 from foretoken.domain.alias import canonical_device
-from foretoken.domain.errors import ForetokenError, InvalidRequestError, UnknownPluginError
+from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.hardware.device import find_device
-from foretoken.domain.measurements.measurement import REVIEW_JOB, MeasuredSubject
+from foretoken.domain.measurements.measurement import MeasuredSubject
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import CatalogAdminPort, TrainRequest
+from foretoken.domain.ports import TrainRequest
 from foretoken.simulator.report.profile_groups import FittedCurve, fit_curves, read_curves
 from foretoken.wire.arrow import read_table
 
@@ -55,8 +53,6 @@ for command in catalog_upkeep.COMMANDS:
 _MODEL = "model"
 # DuckDB keeps what it has written as long as there is room: 17 million rows took 1.4 GB.
 _IMPORT_MEMORY = "256MB"
-# How often is looked how far a review is.
-_REVIEW_TICK_S = 1.0
 _MODEL_HELP = "only this one, or what the files do not say"
 
 
@@ -163,11 +159,11 @@ def publish(
 
 def _import(state: CliState, services: Composition, plan: ImportPlan) -> None:
     """Record a plan, and say what became of it."""
-    was_there = _record(services.catalog, plan)
+    with show_progress(f"storing {plan.num_rows:,} rows") as update:
+        was_there = record_plan(services.catalog, plan, update.set)
     for line in plan.notes:
         note(f"note: {line}")
-    runs = services.catalog.list_runs()
-    summary = next(found for found in runs if found.run.run_id == plan.run.run_id)
+    summary = find_summary(services.catalog, plan)
     num_raw = sum(table.num_rows for table in plan.raw_tables)
     state.print_rows(
         f"Imported {plan.run.tool}",
@@ -346,48 +342,6 @@ def _print_options(state: CliState, name: str) -> None:
     rows = [("import", *option) for option in importing.items()]
     rows += [("export", *option) for option in exporting.items()]
     state.print_rows(f"Options of {name}", ("command", "option", "what"), rows)
-
-
-def _record(catalog: CatalogAdminPort, plan: ImportPlan) -> bool:
-    """Record a plan with a progress bar, and return whether all of it was there before."""
-    num_stored, was_there = 0, True
-
-    def ratio() -> float:
-        return min((num_stored + plan.remarks.num_passed) / plan.num_rows, 1.0)
-
-    with show_progress(f"storing {plan.num_rows:,} rows") as update:
-        for table in plan.raw_tables:
-            table.store(catalog)
-            num_stored += table.num_rows
-            update.set(ratio(), f"{num_stored:,} rows")
-        with _watch_review(catalog, update):
-            for receipt in catalog.record(plan.run, plan.batches):
-                num_stored += receipt.num_rows
-                was_there &= receipt.was_duplicate
-                update.set(ratio(), f"{num_stored:,} rows")
-    return was_there
-
-
-@contextmanager
-def _watch_review(catalog: CatalogAdminPort, update: ProgressBar) -> Iterator[None]:
-    """Show how far the catalog is with judging a run as a whole, before its last receipts."""
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(_REVIEW_TICK_S):
-            with suppress(ForetokenError):
-                for job in catalog.list_jobs():
-                    if job.kind == REVIEW_JOB and not job.state.is_final:
-                        message = f"checking rows against each other: {job.message}"
-                        update.set(job.progress_ratio, message)
-
-    watching = threading.Thread(target=watch, name="review", daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watching.join()
 
 
 def _print_subjects(state: CliState, kind: str, subjects: Sequence[MeasuredSubject]) -> None:

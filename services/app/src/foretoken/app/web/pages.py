@@ -13,8 +13,19 @@ from aiohttp import web
 from foretoken import __version__
 from foretoken.app.web.callers import COOKIE, Callers, peer_of
 from foretoken.app.web.calls import Caller, Calls
+from foretoken.app.web.imports import Imports
 from foretoken.app.web.problem import HttpRefusal, describe_problem
-from foretoken.app.web.views import answer, ask, compare, datasets, jobs, results, validate
+from foretoken.app.web.views import (
+    answer,
+    ask,
+    compare,
+    datasets,
+    imports,
+    jobs,
+    measurements,
+    results,
+    validate,
+)
 from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit
 from foretoken.domain.errors import UnauthenticatedError
 
@@ -44,6 +55,18 @@ VIEWS: Mapping[str, View] = {
     "GET /compare/report": compare.send_report,
     "GET /catalog": datasets.show,
     "GET /catalog/sql": datasets.show_sql,
+    "GET /catalog/sql/chart": datasets.send_chart,
+    "GET /catalog/curves": measurements.show_curves,
+    "GET /catalog/curves/report": measurements.send_curves,
+    "GET /catalog/estimate": measurements.show_estimate,
+    "POST /catalog/check": measurements.check,
+    "GET /catalog/quality/{job}": measurements.show_quality,
+    "GET /catalog/quality/{job}/report": measurements.send_quality,
+    "GET /catalog/imports": imports.show,
+    "POST /catalog/imports": imports.start,
+    "POST /catalog/install": imports.install,
+    "GET /catalog/imports/{job}": imports.show_one,
+    "GET /catalog/imports/{job}/state": imports.send_state,
     "GET /validate": validate.show,
     "POST /validate": validate.compare,
 }
@@ -99,6 +122,7 @@ class Pages:
         self._calls = calls
         self._callers = callers
         self._static = StaticFiles()
+        self._imports = Imports()
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader(__package__ or "", "templates"),
             autoescape=True,
@@ -175,6 +199,7 @@ class Pages:
             caller=caller,
             access=self._callers.access,
             offered=self._calls.offered,
+            imports=self._imports,
         )
 
     def _render(

@@ -1,4 +1,4 @@
-"""What a form asks: the request of a search, with prices of a list and traffic as it was measured.
+"""The request of a search that a form is filled in for, prices and measured traffic with it.
 
 Nothing in a form names a file of this machine: models are presets or texts, traces are sent.
 """

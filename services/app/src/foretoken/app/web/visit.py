@@ -8,6 +8,7 @@ from typing import Any
 
 from foretoken.app.access import Access
 from foretoken.app.web.calls import Caller, OfferedServices, rpcs_of
+from foretoken.app.web.imports import Imports
 from foretoken.domain.ports import CatalogAdminPort, PredictorPort, SimulatorPort
 from foretoken.wire.rights import Right
 
@@ -55,6 +56,7 @@ class Visit:
     caller: Caller
     access: Access
     offered: OfferedServices
+    imports: Imports
 
     @cached_property
     def catalog(self) -> CatalogAdminPort:

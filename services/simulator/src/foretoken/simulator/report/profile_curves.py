@@ -1,6 +1,6 @@
 """Pictures of a profile: what was measured of an operator, and what the predictor made of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import Plot
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.figure import BLUE, INK, ORANGE, STYLE, WIDTH_INCHES
+from foretoken.page.figure import BLUE, INK, ORANGE, STYLE, VERMILION, WIDTH_INCHES
 from foretoken.page.html import render_sections
 from foretoken.page.section import DataTable, Section
-from foretoken.simulator.report.profile_groups import CurveKey, FittedCurve
+from foretoken.simulator.report.profile_groups import CurveKey, FittedCurve, MeasuredCurve
 
 _PANELS_IN_ROW = 3
 # More panels than this nobody looks at; the table has all curves.
@@ -27,18 +27,28 @@ _DOTS_PER_INCH = 150
 _SUBTITLE = "Measurements of the catalog, and the predictor's answers. Drawn by Foretoken."
 
 
-def profile_sections(curves: Sequence[FittedCurve], max_panels: int = MAX_PANELS) -> list[Section]:
-    """Return a section for each operator on each device and topology."""
+def profile_sections(
+    curves: Sequence[FittedCurve],
+    max_panels: int = MAX_PANELS,
+    left_out: Sequence[MeasuredCurve] = (),
+) -> list[Section]:
+    """Return a section for each operator on each device and topology.
+
+    `left_out` are curves of flagged points, which nothing was fitted to.
+    """
     places = dict.fromkeys(_place(curve) for curve in curves)
+    flagged = {curve.key: curve for curve in left_out}
     return [
-        _section([curve for curve in curves if _place(curve) == place], max_panels)
+        _section([curve for curve in curves if _place(curve) == place], max_panels, flagged)
         for place in places
     ]
 
 
-def render_profile(title: str, curves: Sequence[FittedCurve]) -> str:
-    """Return the pictures as a page."""
-    return render_sections(title, _SUBTITLE, profile_sections(curves))
+def render_profile(
+    title: str, curves: Sequence[FittedCurve], left_out: Sequence[MeasuredCurve] = ()
+) -> str:
+    """Return the pictures as a page; see `profile_sections`."""
+    return render_sections(title, _SUBTITLE, profile_sections(curves, left_out=left_out))
 
 
 def write_profile_figure(path: Path, curves: Sequence[FittedCurve]) -> None:
@@ -47,7 +57,9 @@ def write_profile_figure(path: Path, curves: Sequence[FittedCurve]) -> None:
         _figure(curves[:MAX_PANELS]).savefig(path, dpi=_DOTS_PER_INCH, facecolor="white")
 
 
-def _curve_charts(curves: Sequence[FittedCurve], caption: str) -> list[Chart]:
+def _curve_charts(
+    curves: Sequence[FittedCurve], caption: str, flagged: Mapping[CurveKey, MeasuredCurve]
+) -> list[Chart]:
     """Return a chart for each curve: its points, and the fitted line with its interval."""
     charts = []
     for fitted in curves:
@@ -61,14 +73,20 @@ def _curve_charts(curves: Sequence[FittedCurve], caption: str) -> list[Chart]:
         line = Curve(
             label="fitted", x=fitted.sizes.tolist(), y=middle, low=low, high=high, color=BLUE
         )
-        rates = (key.rates(measured.sizes, measured.latency_us) / scale).tolist()
-        points = Curve(label="measured", x=measured.sizes.tolist(), y=rates, color=ORANGE)
+        drawn = [line, _measured_curve("measured", measured, scale, ORANGE)]
+        if key in flagged:
+            drawn.append(_measured_curve("flagged, left out", flagged[key], scale, VERMILION))
         what = "message (bytes)" if key.spec.is_collective else key.moving
         plot = Plot(title=key.title, caption=caption, height=200)
         x, y = Column(title=what, name="size"), Column(title=unit, name="rate")
-        charts.append(draw_curves(plot, [line, points], x=x, y=y))
+        charts.append(draw_curves(plot, drawn, x=x, y=y))
         caption = ""
     return charts
+
+
+def _measured_curve(label: str, measured: MeasuredCurve, scale: float, color: str) -> Curve:
+    rates = (measured.key.rates(measured.sizes, measured.latency_us) / scale).tolist()
+    return Curve(label=label, x=measured.sizes.tolist(), y=rates, color=color)
 
 
 def _work_chart(curves: Sequence[FittedCurve]) -> Chart:
@@ -109,7 +127,9 @@ def _place(curve: FittedCurve) -> tuple[str, str, str]:
     return key.operator, key.device, key.topology
 
 
-def _section(curves: Sequence[FittedCurve], max_panels: int) -> Section:
+def _section(
+    curves: Sequence[FittedCurve], max_panels: int, flagged: Mapping[CurveKey, MeasuredCurve]
+) -> Section:
     operator, device, topology = _place(curves[0])
     key = curves[0].measured.key
     unit, _ = rate_unit(key)
@@ -119,7 +139,7 @@ def _section(curves: Sequence[FittedCurve], max_panels: int) -> Section:
     if len(curves) > max_panels:
         caption += f" Drawn are the {max_panels} curves with the most points of {len(curves)}."
     where = f"{device}, {topology}" if topology else device
-    pictures = _curve_charts(curves[:max_panels], caption)
+    pictures = _curve_charts(curves[:max_panels], caption, flagged)
     if key.has_flops and len(curves) > 1:
         pictures.insert(0, _work_chart(curves))
     return Section(

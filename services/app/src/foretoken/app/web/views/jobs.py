@@ -12,6 +12,7 @@ _SHOWN: Final = 200
 # Kinds of jobs whose results have pages.
 _WITH_PAGE: Final = ("serving", "training", "capacity", "training-search")
 _SEARCH: Final = "serving-search"
+_CHECK: Final = "check"
 
 
 def show(visit: Visit) -> Shown:
@@ -43,6 +44,8 @@ def cancel(visit: Visit) -> Redirect:
 
 def result_of(service: str, job: Job) -> str:
     """Return where the result of a job is shown; empty where it has no page."""
+    if service == "catalog" and job.kind == _CHECK:
+        return f"/catalog/quality/{job.job_id}"
     if service != "simulator":
         return ""
     if job.kind == _SEARCH:
@@ -51,7 +54,17 @@ def result_of(service: str, job: Job) -> str:
 
 
 def _list(visit: Visit) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = [
+        {
+            **schema.encode(one),
+            "service": "import",
+            "message": f"{one.title}: {one.message}",
+            "address": f"/catalog/imports/{one.job_id}",
+            "error_message": "",
+            "is_final": one.is_final,
+        }
+        for one in visit.imports.list()
+    ]
     for service in _SERVICES:
         # The others are not opened to look whether they have jobs: they would load packages.
         if service in visit.offered.names and visit.offered.is_open(service):
