@@ -11,6 +11,8 @@ from test_contract_catalog import *  # noqa: F403
 from test_contract_catalog_admin import *  # noqa: F403
 from test_contract_catalog_artifacts import *  # noqa: F403
 from test_contract_catalog_artifacts import MAX_ARTIFACT_BYTES
+from test_contract_job_records import *  # noqa: F403
+from test_contract_job_records import MAX_KEPT_JOBS, Clock
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
@@ -28,8 +30,18 @@ _TABLES = (
     "artifact_chunk",
 )
 
+_JOB_TABLES = ("job_record", "job_piece")
+
 if missing := find_missing():
     pytest.skip(missing, allow_module_level=True)
+
+
+_clock = Clock()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return _clock
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +55,10 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CatalogService
             num_threads=1,
             sql_max_rows=10_000,
             max_artifact_bytes=MAX_ARTIFACT_BYTES,
+            max_kept_jobs=MAX_KEPT_JOBS,
             lake=lake,
         )
-        service = CatalogService(config)
+        service = CatalogService(config, _clock)
         service.open()
         yield service
         service.close()
@@ -57,4 +70,7 @@ def port(service: CatalogService) -> Iterator[CatalogAdminPort]:
     yield service
     with service._store.transaction() as cursor:
         for table in _TABLES:
+            cursor.execute(f"DELETE FROM {table}")  # noqa: S608 - our own tables
+    with service._records.transaction() as cursor:
+        for table in _JOB_TABLES:
             cursor.execute(f"DELETE FROM {table}")  # noqa: S608 - our own tables

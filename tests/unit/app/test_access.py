@@ -33,6 +33,8 @@ _GUARDED = {
     Right.DELETE: {"DeleteSnapshot", "ReleaseSnapshot", "DeleteArtifact"},
     Right.SQL: {"QuerySql"},
     Right.BACKUP: {"Backup"},
+    Right.WORK: {"CreateJobRecord", "LeaseJob", "UpdateJob", "StopJob", "ListJobRecords",
+                 "ReadJobFile"},
     Right.ADMIN: {"Prune", "Compact"},
 }  # fmt: skip
 _ROLES = {
@@ -41,7 +43,7 @@ _ROLES = {
     "planner": {Right.PLAN, Right.CANCEL},
     "admin": set(_GUARDED),
 }
-_SINGLE = ("activate", "backup", "cancel", "delete", "plan", "read", "record", "sql")
+_SINGLE = ("activate", "backup", "cancel", "delete", "plan", "read", "record", "sql", "work")
 _SHORT_S = 5.0
 
 

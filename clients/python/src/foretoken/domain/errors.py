@@ -336,6 +336,12 @@ class InterruptedJobError(ForetokenError):
     reason = "INTERRUPTED"
 
 
+class JobLeaseError(ForetokenError):
+    """The job is another worker's, or has ended: what this one made of it is of no use."""
+
+    reason = "JOB_LEASE"
+
+
 class UnauthenticatedError(ForetokenError):
     """The caller did not say who it is."""
 

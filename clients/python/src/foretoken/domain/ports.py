@@ -11,6 +11,7 @@ from typing import Protocol
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.definition import Definition
 from foretoken.domain.job import Job, Watch
+from foretoken.domain.job_record import JobRecord, JobUpdate
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
 from foretoken.domain.measurements.estimate import Explanation, LatencyQuery, LatencyReply
 from foretoken.domain.measurements.measurement import (
@@ -122,7 +123,41 @@ class CatalogPort(Protocol):
         """Forget a file that is not active."""
 
 
-class CatalogAdminPort(CatalogPort, JobsPort, Protocol):
+class JobRecordsPort(Protocol):
+    """Jobs of services whose processes share them: what one leaves, another goes on with."""
+
+    def create_job_record(self, record: JobRecord) -> JobRecord:
+        """Keep a new job that nobody works on yet; the same again changes nothing."""
+
+    def lease_job(self, job_id: str, worker: str, lease_s: float) -> JobRecord:
+        """Give a job to a worker for so long, with what was requested.
+
+        Raises:
+            UnknownJobError: it is not kept.
+            JobLeaseError: another worker has it, or it has ended.
+
+        """
+
+    def update_job(self, update: JobUpdate) -> JobRecord:
+        """Store what the worker of a lease has to say.
+
+        Raises:
+            UnknownJobError: it is not kept.
+            JobLeaseError: the lease is another's by now, or the job has ended.
+
+        """
+
+    def stop_job(self, job_id: str) -> JobRecord:
+        """Want a job no more: its worker is to stop, and where it has none it ends at once."""
+
+    def list_job_records(self, service: str, after: int = 0) -> tuple[JobRecord, ...]:
+        """Return the jobs of a service that changed after that number, and those not ended."""
+
+    def read_job_file(self, job_id: str, name: str, first_byte: int = 0) -> Iterator[bytes]:
+        """Yield a file of a job from the `first_byte` on; nothing where there is none."""
+
+
+class CatalogAdminPort(CatalogPort, JobRecordsPort, JobsPort, Protocol):
     """Everything people and operators do with the catalog, in addition to what services need."""
 
     def query_sql(self, query: SqlQuery) -> ArrowStream:

@@ -57,6 +57,7 @@ STATUS_BY_ERROR: Mapping[type[ForetokenError], grpc.StatusCode] = {
     errors.IncompleteCatalogError: grpc.StatusCode.DATA_LOSS,
     errors.CancelledJobError: grpc.StatusCode.CANCELLED,
     errors.InterruptedJobError: grpc.StatusCode.ABORTED,
+    errors.JobLeaseError: grpc.StatusCode.ABORTED,
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.NotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
 }

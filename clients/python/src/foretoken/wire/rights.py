@@ -20,6 +20,8 @@ class Right(enum.Enum):
     DELETE = "delete"
     SQL = "sql"
     BACKUP = "backup"
+    # The jobs of services, which their processes share by way of the catalog.
+    WORK = "work"
     ADMIN = "admin"
 
 

@@ -77,6 +77,14 @@ class CatalogRpcs(JobRpcs, service="foretoken.api.catalog.v1.CatalogService"):
     delete_artifact = Unary(CatalogAdminPort.delete_artifact, Right.DELETE)
     create_check = Unary(CatalogAdminPort.create_check, Right.PLAN)
     get_check_report = Unary(CatalogAdminPort.get_check_report, Right.READ, is_idempotent=True)
+    create_job_record = Unary(CatalogAdminPort.create_job_record, Right.WORK, is_idempotent=True)
+    lease_job = Unary(CatalogAdminPort.lease_job, Right.WORK, is_idempotent=True)
+    update_job = Unary(CatalogAdminPort.update_job, Right.WORK, is_idempotent=True)
+    stop_job = Unary(CatalogAdminPort.stop_job, Right.WORK, is_idempotent=True)
+    list_job_records = Pages(
+        CatalogAdminPort.list_job_records, Right.WORK, key="job.job_id", is_idempotent=True
+    )
+    read_job_file = Stream(CatalogAdminPort.read_job_file, Right.WORK, is_idempotent=True)
     backup = Stream(CatalogAdminPort.backup, Right.BACKUP)
     prune = Unary(CatalogAdminPort.prune, Right.ADMIN, is_long=True)
     compact = Unary(CatalogAdminPort.compact, Right.ADMIN, is_long=True)

@@ -39,8 +39,8 @@ _RIGHTS: Mapping[str, Right] = {
     for table in TABLES
     for line in table.lines().values()
 }
-# Reading and planning leave nothing that others read.
-_UNLOGGED = {Right.READ, Right.PLAN, Right.CANCEL}
+# Reading and planning leave nothing that others read, and work would fill the log with heartbeats.
+_UNLOGGED = {Right.READ, Right.PLAN, Right.CANCEL, Right.WORK}
 
 
 def is_open(method: str) -> bool:

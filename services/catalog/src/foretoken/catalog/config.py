@@ -17,6 +17,7 @@ _POSITIVE = (
     "sql_max_disk_bytes",
     "sql_max_running",
     "max_artifact_bytes",
+    "max_kept_jobs",
 )
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 
@@ -70,7 +71,8 @@ class CatalogConfig:
     return `sql_max_rows` of `sql_max_result_bytes`; `sql_max_running` are answered at a time, and
     put together `sql_max_disk_bytes` on disk for what does not fit the memory.
 
-    A file kept for another service, such as a trained model, has at most `max_artifact_bytes`.
+    A file kept for another service, such as a trained model, has at most `max_artifact_bytes`. Of
+    jobs that services share, the newest `max_kept_jobs` of each that have ended are kept.
     """
 
     path: str
@@ -88,6 +90,7 @@ class CatalogConfig:
     sql_memory_limit: str = ""
     sql_max_running: int = 4
     max_artifact_bytes: int = 512 * 2**20
+    max_kept_jobs: int = 200
 
     def __post_init__(self) -> None:
         """Check what no database could be opened with."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from foretoken.catalog.artifacts.keeping import KeepsArtifacts
 from foretoken.catalog.config import CatalogConfig
+from foretoken.catalog.job_records.keeping import KeepsJobRecords
 from foretoken.catalog.quality.review import Listener, RunReview, review
 from foretoken.catalog.reading import queries, snapshot
 from foretoken.catalog.reading.snapshot import diff_snapshots
@@ -49,7 +50,7 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class CatalogService(RunsJobs, KeepsArtifacts):
+class CatalogService(RunsJobs, KeepsArtifacts, KeepsJobRecords):
     """Implements `CatalogAdminPort` on one DuckDB file. Safe to use from several threads."""
 
     def __init__(self, config: CatalogConfig, clock: Callable[[], datetime] = _now) -> None:
@@ -61,6 +62,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         RunsJobs.__init__(self, JobRunner(folder / "jobs"))
         KeepsArtifacts.__init__(self, self._store, config.max_artifact_bytes)
         self._backups = BackupNote(folder)
+        KeepsJobRecords.__init__(self, config, clock)
         self._ingest = Ingest(self._store, clock, config.max_batch_rows, self._review_import)
         self._sql = SqlQueryService(self._store, config)
 
@@ -93,6 +95,7 @@ class CatalogService(RunsJobs, KeepsArtifacts):
         """
         self._jobs.close()
         self._sql.close()
+        self.close_records()
         self._store.close()
 
     def record(self, run: Run, batches: Iterable[MeasurementBatch]) -> Iterator[BatchReceipt]:

@@ -295,10 +295,7 @@ class LakeAttachment:
 
     def explain(self, error: duckdb.Error) -> ForetokenError | None:
         """Return what an error says of PostgreSQL, the bucket or other writers, if it does."""
-        text = str(error)
-        if len(text) > 2 * _MAX_END_CHARS:
-            text = f"{text[:_MAX_END_CHARS]} ... {text[-_MAX_END_CHARS:]}"
-        return explain(text, self.name, _MEANINGS)
+        return explain_lake(error, self.name)
 
     def size_bytes(self) -> int:
         """Return the size of the Parquet files that readers may need, in bytes."""
@@ -339,6 +336,14 @@ class LakeAttachment:
             f"DATA_PATH {quote(config.data_path)}, METADATA_SCHEMA {quote(config.schema_name)}, "
             f"{option})"
         )
+
+
+def explain_lake(error: duckdb.Error, name: str) -> ForetokenError | None:
+    """Return what an error says of the PostgreSQL or the bucket of a lake of that name."""
+    text = str(error)
+    if len(text) > 2 * _MAX_END_CHARS:
+        text = f"{text[:_MAX_END_CHARS]} ... {text[-_MAX_END_CHARS:]}"
+    return explain(text, name, _MEANINGS)
 
 
 def _name_object_store(connection: duckdb.DuckDBPyConnection, config: LakeConfig) -> None:

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from foretoken.api.types.v1 import artifact_pb2 as _artifact_pb2
+from foretoken.api.types.v1 import job_pb2 as _job_pb2
 from foretoken.api.types.v1 import measurement_pb2 as _measurement_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -600,6 +601,220 @@ class BackupChunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BackupChunk: _TypeAlias = BackupChunk  # noqa: Y015
+
+@_typing.final
+class CreateJobRecordRequest(_message.Message):
+    """Keep a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def record(self) -> _job_pb2.JobRecord:
+        """The job, and what was requested. Not set: an error."""
+
+    def __init__(
+        self,
+        *,
+        record: _job_pb2.JobRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CreateJobRecordRequest: _TypeAlias = CreateJobRecordRequest  # noqa: Y015
+
+@_typing.final
+class LeaseJobRequest(_message.Message):
+    """Ask for a job to work on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    worker: _builtins.str
+    """Who asks: another name in every process. Empty: an error."""
+    lease_s: _builtins.float
+    """Seconds from now that the lease lasts. 0: an error."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        lease_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "lease_s", b"lease_s", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseJobRequest: _TypeAlias = LeaseJobRequest  # noqa: Y015
+
+@_typing.final
+class UpdateJobRequest(_message.Message):
+    """Store what became of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def update(self) -> _job_pb2.JobUpdate:
+        """What there is to say. Not set: an error."""
+
+    def __init__(
+        self,
+        *,
+        update: _job_pb2.JobUpdate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["update", b"update"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateJobRequest: _TypeAlias = UpdateJobRequest  # noqa: Y015
+
+@_typing.final
+class StopJobRequest(_message.Message):
+    """Want a job no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
+
+@_typing.final
+class ListJobRecordsRequest(_message.Message):
+    """Ask for jobs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    service: _builtins.str
+    """Whose ("simulator"). Empty: an error."""
+    after: _builtins.int
+    """Only those that changed after this `change_number`, and those that have not ended. 0: all."""
+    page_size: _builtins.int
+    """Most in one answer, up to 1000. 0: 100."""
+    page_token: _builtins.str
+    """`next_page_token` of the answer before. Empty: the first page."""
+    def __init__(
+        self,
+        *,
+        service: _builtins.str = ...,
+        after: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "page_size", b"page_size", "page_token", b"page_token", "service", b"service"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobRecordsRequest: _TypeAlias = ListJobRecordsRequest  # noqa: Y015
+
+@_typing.final
+class ListJobRecordsResponse(_message.Message):
+    """A page of jobs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Ask with it for the next page. Empty: this is the last."""
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[_job_pb2.JobRecord]:
+        """In the order of their changes. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[_job_pb2.JobRecord] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobRecordsResponse: _TypeAlias = ListJobRecordsResponse  # noqa: Y015
+
+@_typing.final
+class ReadJobFileRequest(_message.Message):
+    """Ask for a file of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    """The job. Empty: an error."""
+    name: _builtins.str
+    """The file's name within the job. Empty: an error."""
+    first_byte: _builtins.int
+    """The first byte to send. 0: the whole file."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        first_byte: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_byte", b"first_byte", "job_id", b"job_id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadJobFileRequest: _TypeAlias = ReadJobFileRequest  # noqa: Y015
+
+@_typing.final
+class JobFileChunk(_message.Message):
+    """A piece of a file of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    content: _builtins.bytes
+    """Up to 2 MiB. Empty: nothing."""
+    def __init__(
+        self,
+        *,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobFileChunk: _TypeAlias = JobFileChunk  # noqa: Y015
 
 @_typing.final
 class PruneRequest(_message.Message):

@@ -138,6 +138,36 @@ class CatalogServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetCheckReportRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.QualityReport.FromString,
                 _registered_method=True)
+        self.CreateJobRecord = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/CreateJobRecord',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateJobRecordRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+                _registered_method=True)
+        self.LeaseJob = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/LeaseJob',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.LeaseJobRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+                _registered_method=True)
+        self.UpdateJob = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/UpdateJob',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.UpdateJobRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+                _registered_method=True)
+        self.StopJob = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/StopJob',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.StopJobRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+                _registered_method=True)
+        self.ListJobRecords = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/ListJobRecords',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsResponse.FromString,
+                _registered_method=True)
+        self.ReadJobFile = channel.unary_stream(
+                '/foretoken.api.catalog.v1.CatalogService/ReadJobFile',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReadJobFileRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.JobFileChunk.FromString,
+                _registered_method=True)
         self.Backup = channel.unary_stream(
                 '/foretoken.api.catalog.v1.CatalogService/Backup',
                 request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.BackupRequest.SerializeToString,
@@ -322,6 +352,48 @@ class CatalogServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateJobRecord(self, request, context):
+        """Keep a job of another service that nobody works on yet; the same again changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaseJob(self, request, context):
+        """Give a job of another service to one of its workers, with what was requested.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateJob(self, request, context):
+        """Store what the worker of a lease has to say of its job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopJob(self, request, context):
+        """Want a job of another service no more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListJobRecords(self, request, context):
+        """Return the jobs of another service that changed, and all that have not ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadJobFile(self, request, context):
+        """Stream a file of a job of another service, in pieces.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Backup(self, request, context):
         """Stream a copy of the catalog as it is now.
         """
@@ -473,6 +545,36 @@ def add_CatalogServiceServicer_to_server(servicer, server):
                     servicer.GetCheckReport,
                     request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetCheckReportRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.QualityReport.SerializeToString,
+            ),
+            'CreateJobRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateJobRecord,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateJobRecordRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.SerializeToString,
+            ),
+            'LeaseJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseJob,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.LeaseJobRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.SerializeToString,
+            ),
+            'UpdateJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateJob,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.UpdateJobRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.SerializeToString,
+            ),
+            'StopJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopJob,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.StopJobRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.SerializeToString,
+            ),
+            'ListJobRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobRecords,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsResponse.SerializeToString,
+            ),
+            'ReadJobFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadJobFile,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReadJobFileRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.JobFileChunk.SerializeToString,
             ),
             'Backup': grpc.unary_stream_rpc_method_handler(
                     servicer.Backup,
@@ -1051,6 +1153,168 @@ class CatalogService(object):
             '/foretoken.api.catalog.v1.CatalogService/GetCheckReport',
             foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetCheckReportRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_measurement__pb2.QualityReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateJobRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/CreateJobRecord',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.CreateJobRecordRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/LeaseJob',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.LeaseJobRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/UpdateJob',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.UpdateJobRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/StopJob',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.StopJobRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ListJobRecords',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadJobFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/ReadJobFile',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReadJobFileRequest.SerializeToString,
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.JobFileChunk.FromString,
             options,
             channel_credentials,
             insecure,

@@ -81,6 +81,18 @@ class CatalogServiceStub:
     """Start judging stored rows again."""
     GetCheckReport: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.GetCheckReportRequest, _measurement_pb2.QualityReport]
     """Return the result of a finished check."""
+    CreateJobRecord: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateJobRecordRequest, _job_pb2.JobRecord]
+    """Keep a job of another service that nobody works on yet; the same again changes nothing."""
+    LeaseJob: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.LeaseJobRequest, _job_pb2.JobRecord]
+    """Give a job of another service to one of its workers, with what was requested."""
+    UpdateJob: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.UpdateJobRequest, _job_pb2.JobRecord]
+    """Store what the worker of a lease has to say of its job."""
+    StopJob: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.StopJobRequest, _job_pb2.JobRecord]
+    """Want a job of another service no more."""
+    ListJobRecords: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListJobRecordsRequest, _catalog_service_pb2.ListJobRecordsResponse]
+    """Return the jobs of another service that changed, and all that have not ended."""
+    ReadJobFile: _grpc.UnaryStreamMultiCallable[_catalog_service_pb2.ReadJobFileRequest, _catalog_service_pb2.JobFileChunk]
+    """Stream a file of a job of another service, in pieces."""
     Backup: _grpc.UnaryStreamMultiCallable[_catalog_service_pb2.BackupRequest, _catalog_service_pb2.BackupChunk]
     """Stream a copy of the catalog as it is now."""
     Prune: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.PruneRequest, _catalog_service_pb2.PruneReport]
@@ -146,6 +158,18 @@ class CatalogServiceAsyncStub(CatalogServiceStub):
     """Start judging stored rows again."""
     GetCheckReport: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.GetCheckReportRequest, _measurement_pb2.QualityReport]  # type: ignore[assignment]
     """Return the result of a finished check."""
+    CreateJobRecord: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.CreateJobRecordRequest, _job_pb2.JobRecord]  # type: ignore[assignment]
+    """Keep a job of another service that nobody works on yet; the same again changes nothing."""
+    LeaseJob: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.LeaseJobRequest, _job_pb2.JobRecord]  # type: ignore[assignment]
+    """Give a job of another service to one of its workers, with what was requested."""
+    UpdateJob: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.UpdateJobRequest, _job_pb2.JobRecord]  # type: ignore[assignment]
+    """Store what the worker of a lease has to say of its job."""
+    StopJob: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.StopJobRequest, _job_pb2.JobRecord]  # type: ignore[assignment]
+    """Want a job of another service no more."""
+    ListJobRecords: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListJobRecordsRequest, _catalog_service_pb2.ListJobRecordsResponse]  # type: ignore[assignment]
+    """Return the jobs of another service that changed, and all that have not ended."""
+    ReadJobFile: _aio.UnaryStreamMultiCallable[_catalog_service_pb2.ReadJobFileRequest, _catalog_service_pb2.JobFileChunk]  # type: ignore[assignment]
+    """Stream a file of a job of another service, in pieces."""
     Backup: _aio.UnaryStreamMultiCallable[_catalog_service_pb2.BackupRequest, _catalog_service_pb2.BackupChunk]  # type: ignore[assignment]
     """Stream a copy of the catalog as it is now."""
     Prune: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.PruneRequest, _catalog_service_pb2.PruneReport]  # type: ignore[assignment]
@@ -328,6 +352,54 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_measurement_pb2.QualityReport, _abc.Awaitable[_measurement_pb2.QualityReport]]:
         """Return the result of a finished check."""
+
+    @_abc_1.abstractmethod
+    def CreateJobRecord(
+        self,
+        request: _catalog_service_pb2.CreateJobRecordRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.JobRecord, _abc.Awaitable[_job_pb2.JobRecord]]:
+        """Keep a job of another service that nobody works on yet; the same again changes nothing."""
+
+    @_abc_1.abstractmethod
+    def LeaseJob(
+        self,
+        request: _catalog_service_pb2.LeaseJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.JobRecord, _abc.Awaitable[_job_pb2.JobRecord]]:
+        """Give a job of another service to one of its workers, with what was requested."""
+
+    @_abc_1.abstractmethod
+    def UpdateJob(
+        self,
+        request: _catalog_service_pb2.UpdateJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.JobRecord, _abc.Awaitable[_job_pb2.JobRecord]]:
+        """Store what the worker of a lease has to say of its job."""
+
+    @_abc_1.abstractmethod
+    def StopJob(
+        self,
+        request: _catalog_service_pb2.StopJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.JobRecord, _abc.Awaitable[_job_pb2.JobRecord]]:
+        """Want a job of another service no more."""
+
+    @_abc_1.abstractmethod
+    def ListJobRecords(
+        self,
+        request: _catalog_service_pb2.ListJobRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_catalog_service_pb2.ListJobRecordsResponse, _abc.Awaitable[_catalog_service_pb2.ListJobRecordsResponse]]:
+        """Return the jobs of another service that changed, and all that have not ended."""
+
+    @_abc_1.abstractmethod
+    def ReadJobFile(
+        self,
+        request: _catalog_service_pb2.ReadJobFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_catalog_service_pb2.JobFileChunk], _abc.AsyncIterator[_catalog_service_pb2.JobFileChunk]]:
+        """Stream a file of a job of another service, in pieces."""
 
     @_abc_1.abstractmethod
     def Backup(

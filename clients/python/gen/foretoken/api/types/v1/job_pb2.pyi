@@ -234,3 +234,173 @@ class CancelJobRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelJobRequest: _TypeAlias = CancelJobRequest  # noqa: Y015
+
+@_typing.final
+class JobFile(_message.Message):
+    """A file of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BYTE_COUNT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name within the job. Never empty."""
+    byte_count: _builtins.int
+    """Its size in bytes. 0: it is empty."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        byte_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["byte_count", b"byte_count", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobFile: _TypeAlias = JobFile  # noqa: Y015
+
+@_typing.final
+class JobRecord(_message.Message):
+    """A job of a service as the catalog keeps it for the service's processes, and who works on it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    REQUEST_JSON_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    INTERRUPTION_COUNT_FIELD_NUMBER: _builtins.int
+    UNWANTED_FIELD_NUMBER: _builtins.int
+    CHANGE_NUMBER_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    service: _builtins.str
+    """The service ("simulator"). Empty: an error."""
+    request_json: _builtins.str
+    """What was requested, JSON. Empty: the job cannot go on in another process, or this is a list."""
+    version: _builtins.str
+    """Version of the program that created it. Empty: unknown."""
+    worker: _builtins.str
+    """Who has it, or had it last. Empty: nobody yet."""
+    leased: _builtins.bool
+    """Its worker's lease is not over. False: anybody may take it."""
+    lease_count: _builtins.int
+    """How often it was leased. 0: never."""
+    interruption_count: _builtins.int
+    """How often a lease ended while it ran. 0: never."""
+    unwanted: _builtins.bool
+    """Its worker is to stop. False: it is wanted."""
+    change_number: _builtins.int
+    """Grows over all jobs with each change. 0: not stored yet."""
+    @_builtins.property
+    def job(self) -> Global___Job:
+        """The job. Not set: an error."""
+
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobFile]:
+        """Its files. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        service: _builtins.str = ...,
+        job: Global___Job | None = ...,
+        request_json: _builtins.str = ...,
+        version: _builtins.str = ...,
+        worker: _builtins.str = ...,
+        leased: _builtins.bool = ...,
+        lease_count: _builtins.int = ...,
+        interruption_count: _builtins.int = ...,
+        unwanted: _builtins.bool = ...,
+        change_number: _builtins.int = ...,
+        files: _abc.Iterable[Global___JobFile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change_number", b"change_number", "files", b"files", "interruption_count", b"interruption_count", "job", b"job", "lease_count", b"lease_count", "leased", b"leased", "request_json", b"request_json", "service", b"service", "unwanted", b"unwanted", "version", b"version", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobRecord: _TypeAlias = JobRecord  # noqa: Y015
+
+@_typing.final
+class JobPiece(_message.Message):
+    """Bytes of a file of a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The file's name within the job. Empty: an error."""
+    first_byte: _builtins.int
+    """Place of the first byte; what the file has from there on is replaced. 0: the beginning."""
+    content: _builtins.bytes
+    """Up to 2 MiB. Empty: the file ends there."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        first_byte: _builtins.int = ...,
+        content: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "first_byte", b"first_byte", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobPiece: _TypeAlias = JobPiece  # noqa: Y015
+
+@_typing.final
+class JobUpdate(_message.Message):
+    """What the worker of a lease has to say of its job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """The worker. Empty: an error."""
+    lease_count: _builtins.int
+    """`lease_count` of its lease. 0: an error."""
+    lease_s: _builtins.float
+    """Seconds from now that the lease lasts. 0: it ends."""
+    @_builtins.property
+    def job(self) -> Global___Job:
+        """The job as it is now. Not set: an error."""
+
+    @_builtins.property
+    def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___JobPiece]:
+        """What its files have got. Empty: nothing."""
+
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of files that are of no use any more. Empty: none."""
+
+    def __init__(
+        self,
+        *,
+        job: Global___Job | None = ...,
+        worker: _builtins.str = ...,
+        lease_count: _builtins.int = ...,
+        lease_s: _builtins.float = ...,
+        pieces: _abc.Iterable[Global___JobPiece] | None = ...,
+        dropped: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "job", b"job", "lease_count", b"lease_count", "lease_s", b"lease_s", "pieces", b"pieces", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobUpdate: _TypeAlias = JobUpdate  # noqa: Y015

@@ -1,0 +1,1 @@
+"""Jobs of services, which their processes share by way of the catalog."""
