@@ -122,10 +122,10 @@ def test_every_secret_is_made_with_an_identity_of_its_own(everything: list[Manif
 def test_every_identity_may_do_what_its_pods_do_and_no_more(everything: list[Manifest]) -> None:
     """What a pod's program calls of the others, and nobody without a name anything."""
     needed = {
-        "predictor": {"reader", "record", "plan", "activate"},
-        "simulator": {"reader", "record", "delete"},
+        "predictor": {"reader", "record", "plan", "activate", "work"},
+        "simulator": {"reader", "record", "delete", "work"},
         "profiler": {"recorder"},
-        "profiler-controller": {"reader"},
+        "profiler-controller": {"reader", "work"},
         "catalog-backup": {"backup"},
         "client": {"recorder", "planner", "sql"},
         "admin": {"admin"},

@@ -14,6 +14,7 @@ from foretoken.catalog.service import CatalogService
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.domain.measurements.profiling import ProfileOutline, ProfileReport, ProfileRequest
+from foretoken.jobs.sharing import SharedJobs
 from foretoken.profiler.cluster.service import ClusterProfiler
 from foretoken.profiler.cluster.spec import KubernetesSpec, PodSetup
 from foretoken.wire.arrow import rows_to_table
@@ -69,7 +70,10 @@ class Cluster:
         spec = KubernetesSpec(kubeconfig=kubeconfig, **settings)  # type: ignore[arg-type]
         setup = PodSetup(catalog=address, credentials=credentials or {})
         home = self.folder / f"home-{time.monotonic_ns()}"
-        profiler = ClusterProfiler(spec, setup, self.catalog, home, _outline)
+        sharing = None
+        if spec.shares_jobs:
+            sharing = SharedJobs(self.catalog, "profiler", lease_s=spec.job_lease_s, period_s=0.05)
+        profiler = ClusterProfiler(spec, setup, self.catalog, home, _outline, sharing)
         profiler.open()
         return profiler
 

@@ -245,3 +245,32 @@ def test_a_name_is_made_of_the_request() -> None:
     assert name_request(request).name != name_request(ProfileRequest(device="cpu")).name
     again = ProfileRequest(device="cpu", skip_covered=False)
     assert name_request(again).name != name_request(again).name
+
+
+def test_another_controller_goes_on_with_what_one_left(cluster: Cluster) -> None:
+    """Under the same name, with one Job in the cluster; both know the result."""
+    first, second = (cluster.profiler(shares_jobs=True) for _ in range(2))
+    job = first.create_profile(REQUEST)
+    wait_for_message(second, job, "2 running")
+    first.close()
+    cluster.record("0/2", num_rows=4, num_planned=4)
+    cluster.record("1/2", num_rows=3, num_planned=5)
+    cluster.go.touch()
+    assert 5 == report_of(second, job).num_measured
+    second.close()
+    assert 2 == cluster.controller.num_started(name_of_job("short"))
+
+
+def test_a_profile_is_cancelled_where_nobody_follows_it(cluster: Cluster) -> None:
+    """Between two controllers, or by one that does not follow it: the Job costs money."""
+    first, second = (cluster.profiler(shares_jobs=True) for _ in range(2))
+    job = first.create_profile(REQUEST)
+    wait_for_message(second, job, "2 running")
+    wait_until(lambda: bool(second._jobs.published(job.job_id, "submitted")))
+    second.cancel_job(job.job_id)
+    with pytest.raises(CancelledJobError):
+        report_of(second, job)
+    for profiler in (first, second):
+        profiler.close()
+    wait_until(lambda: {key[0] for key in cluster.server.store.objects} == {"nodes"})
+    assert cluster.controller.running() == {}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
-from foretoken.domain.errors import ForetokenError
+from foretoken.domain.errors import CancelledJobError, ForetokenError, JobNotFinishedError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -92,6 +92,23 @@ def error_of_job(job: Job) -> ForetokenError:
         if "reason" in vars(cls) and cls.reason == job.error_reason:
             return cls(job.error_message, job_id=job.job_id)
     return error
+
+
+def check_succeeded(job: Job) -> None:
+    """Raise what a job without a result has instead.
+
+    Raises:
+        JobNotFinishedError: it has none yet.
+        CancelledJobError: it was cancelled.
+        ForetokenError: it failed; the job's own error.
+
+    """
+    if job.state is JobState.CANCELLED:
+        raise CancelledJobError(f"job {job.job_id} was cancelled")
+    if job.state is JobState.FAILED:
+        raise error_of_job(job)
+    if job.state is not JobState.SUCCEEDED:
+        raise JobNotFinishedError(f"job {job.job_id} is {job.state.name.lower()}")
 
 
 def _subclasses(cls: type[ForetokenError]) -> Iterator[type[ForetokenError]]:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,18 @@ if sys.platform != "win32":
 
 _log = logging.getLogger(__name__)
 
+# The name under which a whole folder is locked.
+_FOLDER_LOCK = "folder"
+# What the names of lists end with that grow while a job runs, and of files kept until it ends.
+LIST_SUFFIX, KEPT_SUFFIX = ".jsonl", ".kept"
+RESULT_FILE = "result.json"
 _STATE = "job.json"
 # Files of a job that are of no use once it has ended.
-_UNTIL_THE_END = ("request.json", "lock", "*.kept")
+_UNTIL_THE_END = ("request.json", "lock", f"*{KEPT_SUFFIX}")
+# Files of a job that are this process's own matter.
+_OWN = (_STATE, "request.json", "lock")
+# So many processes of one service use a folder at once; more are a mistake.
+_MAX_PROCESSES = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +69,42 @@ class JobFolder:
                 "state_folder", f"{self.path}: {err.strerror}"
             ) from err
 
+    def open_alone(self) -> None:
+        """Take a folder in this one that no other living process has, without what was in it.
+
+        Raises:
+            InvalidRequestError: none can be made.
+
+        """
+        base = self.path
+        for number in range(_MAX_PROCESSES):
+            self.path = base / f"shared-{number}"
+            self.open()
+            if self.claim(_FOLDER_LOCK):
+                for path in self.path.iterdir():
+                    if path != self._file(_FOLDER_LOCK, "lock") and path.is_file():
+                        path.unlink(missing_ok=True)
+                return
+        raise InvalidRequestError.of_field(
+            "state_folder", f"{base} is used by {_MAX_PROCESSES} processes; name another"
+        )
+
+    def let_go_alone(self) -> None:
+        """Leave the folder to the next process that wants one."""
+        self.let_go(_FOLDER_LOCK)
+
+    def shared_files(self, job_id: str) -> Mapping[str, Path]:
+        """Return the files of a job that other processes need, by their names within it."""
+        found = {
+            path.name.removeprefix(f"{job_id}."): path
+            for path in sorted(self.path.glob(f"{check_name(job_id, 'job_id')}.*"))
+        }
+        return {
+            name: path
+            for name, path in found.items()
+            if name not in _OWN and not name.endswith(".tmp")
+        }
+
     def load_jobs(self) -> Iterator[Job]:
         """Yield the jobs of earlier processes, and of others that run now."""
         for path in sorted(self.path.glob(f"*.{_STATE}")):
@@ -87,11 +132,11 @@ class JobFolder:
             StorageFullError: it cannot be written.
 
         """
-        self._write(self._file(job_id, "result.json"), schema.encode(outcome))
+        self._write(self._file(job_id, RESULT_FILE), schema.encode(outcome))
 
     def load_result(self, job_id: str) -> Any:
         """Return the result of a job as plain data."""
-        return json.loads(self._file(job_id, "result.json").read_text("utf-8"))
+        return json.loads(self._file(job_id, RESULT_FILE).read_text("utf-8"))
 
     def save_request(self, job_id: str, stored: StoredRequest) -> None:
         """Write what a job was asked.
@@ -116,11 +161,11 @@ class JobFolder:
 
     def kept_file(self, job_id: str, name: str) -> Path:
         """Return the path of a file that stays until the job ends well or is cancelled."""
-        return self._file(job_id, f"{name}.kept")
+        return self._file(job_id, f"{name}{KEPT_SUFFIX}")
 
     def items_file(self, job_id: str, name: str) -> Path:
         """Return the path of a list that grows while the job runs."""
-        return self._file(job_id, f"{name}.jsonl")
+        return self._file(job_id, f"{name}{LIST_SUFFIX}")
 
     def claim(self, job_id: str) -> bool:
         """Take a job for this process, unless another has it."""
@@ -129,7 +174,7 @@ class JobFolder:
         try:
             lock = os.open(self._file(job_id, "lock"), os.O_CREAT | os.O_RDWR, 0o644)
         except OSError as err:
-            raise self._full(err) from err
+            raise self.full(err) from err
         if not _lock(lock):
             os.close(lock)
             return False
@@ -144,11 +189,11 @@ class JobFolder:
 
     def has_kept(self, job_id: str) -> bool:
         """Whether a job keeps anything that the next one of an equal request can use."""
-        return any(path.stat().st_size for path in self.path.glob(f"{job_id}.*.kept"))
+        return any(path.stat().st_size for path in self.path.glob(f"{job_id}.*{KEPT_SUFFIX}"))
 
     def hand_on(self, job_id: str, heir: str) -> None:
         """Give what a failed job kept to another one, and remove what else it left."""
-        for path in self.path.glob(f"{job_id}.*.kept"):
+        for path in self.path.glob(f"{job_id}.*{KEPT_SUFFIX}"):
             path.replace(self._file(heir, path.name.removeprefix(f"{job_id}.")))
         self.tidy(job_id)
 
@@ -163,12 +208,13 @@ class JobFolder:
         try:
             _write_whole(path, json.dumps(content))
         except OSError as err:
-            raise self._full(err) from err
+            raise self.full(err) from err
 
     def _file(self, job_id: str, name: str) -> Path:
         return path_inside(self.path, f"{check_name(job_id, 'job_id')}.{name}", "job_id")
 
-    def _full(self, err: OSError) -> StorageFullError:
+    def full(self, err: OSError) -> StorageFullError:
+        """Return the error of this folder where it takes no more."""
         return storage_full(self.path, err)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
     from foretoken.domain.requests.scenario import TrainingScenario
     from foretoken.domain.requests.training_run import TrainingMemoryReport
+    from foretoken.jobs.sharing import SharedJobs
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +123,8 @@ class Composition:
         config = _section(
             PredictorConfig, self._config.predictor, self._state("predictor"), "predictor"
         )
-        predictor = self._open(PredictorService(config, self.catalog))
+        sharing = self._share("predictor", config.job_lease_s) if config.shares_jobs else None
+        predictor = self._open(PredictorService(config, self.catalog, sharing=sharing))
         if config.starter:
             from foretoken.app.starter import tell_once
 
@@ -147,7 +149,8 @@ class Composition:
         # A catalog of this process's own is opened for results where it is open for the predictor.
         has_catalog = endpoints.predictor == EMBEDDED or endpoints.catalog != EMBEDDED
         catalog = self.catalog if has_catalog else None
-        return self._open(SimulatorService(config, self.predictor, catalog))
+        sharing = self._share("simulator", config.job_lease_s) if config.shares_jobs else None
+        return self._open(SimulatorService(config, self.predictor, catalog, sharing))
 
     @property
     def plan_training_memory(self) -> Callable[[TrainingScenario], TrainingMemoryReport]:
@@ -219,7 +222,8 @@ class Composition:
             config = _section(ProfilerConfig, section, self._state("profiler"), "profiler")
             return ProfilerService(config, self.catalog).outline_profile(request)
 
-        return self._open(ClusterProfiler(spec, setup, self.catalog, folder, outline))
+        sharing = self._share("profiler", spec.job_lease_s) if spec.shares_jobs else None
+        return self._open(ClusterProfiler(spec, setup, self.catalog, folder, outline, sharing))
 
     def foretoken(self, *names: str) -> Foretoken:
         """Return the facade over the named services; those not named are not started."""
@@ -246,6 +250,11 @@ class Composition:
 
         connection = Connection(self._config.channel_options(address).in_the_clear(), "catalog")
         return CatalogClient(connection.open()), connection.close
+
+    def _share(self, service: str, lease_s: float) -> SharedJobs:
+        from foretoken.jobs.sharing import SharedJobs
+
+        return SharedJobs(self.catalog, service, lease_s=lease_s)
 
     def _state(self, service: str) -> dict[str, str]:
         return {"state_folder": str(self._config.home_path / service)}

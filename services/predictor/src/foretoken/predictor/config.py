@@ -82,6 +82,8 @@ class PredictorConfig:
     estimates, of 73 bytes each; a table counts for 27 more. With `train_on_demand` a question about
     an operator that was measured on a device, and not trained on, trains what it needs. `starter`
     is the folder of a starter catalog, which answers where nothing was measured; empty: none does.
+    With `shares_jobs` trainings are in the catalog, which all predictors that have it share: each
+    knows all of them, and goes on with those of one that was not heard of for `job_lease_s`.
     """
 
     state_folder: str
@@ -98,12 +100,14 @@ class PredictorConfig:
     max_pinned_models: int = 2
     max_cached_rows: int = 1_000_000
     train_on_demand: bool = True
+    shares_jobs: bool = False
+    job_lease_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         violations = [
             FieldViolation(name, "must be at least 1")
-            for name in ("num_threads", "min_rows", "max_rows")
+            for name in ("num_threads", "min_rows", "max_rows", "job_lease_s")
             if getattr(self, name) < 1
         ]
         violations += [

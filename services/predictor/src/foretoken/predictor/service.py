@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, OutOfCoverageError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job
@@ -25,8 +27,9 @@ from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort, ModelVersion, TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
-from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.runner import JobProgress, JobRunner, Work
 from foretoken.jobs.service import RunsJobs
+from foretoken.jobs.sharing import SharedJobs
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.correction import CorrectionBook, apply_correction
 from foretoken.predictor.drift import DriftWatch
@@ -63,11 +66,19 @@ class PredictorService(RunsJobs):
     """Implements `PredictorPort`. Trainings run one after the other, in a thread."""
 
     def __init__(
-        self, config: PredictorConfig, catalog: CatalogPort, now: Callable[[], str] = _utc_now
+        self,
+        config: PredictorConfig,
+        catalog: CatalogPort,
+        now: Callable[[], str] = _utc_now,
+        sharing: SharedJobs | None = None,
     ) -> None:
-        """Keep the ports; `now` returns ISO 8601 UTC."""
+        """Keep the ports; `now` returns ISO 8601 UTC.
+
+        With `sharing` trainings are those of all predictors of the catalog.
+        """
         folder = Path(config.state_folder).expanduser()
-        super().__init__(JobRunner(folder / "jobs"))
+        super().__init__(JobRunner(folder / "jobs", sharing=sharing))
+        self._shares_jobs = sharing is not None
         self._config = config
         self._folder = folder
         self._starter: ModelSet | None = None
@@ -91,7 +102,7 @@ class PredictorService(RunsJobs):
 
     def open(self) -> None:
         """Load the active version and the jobs of earlier processes, and look for new versions."""
-        self._jobs.open()
+        self._jobs.open({_TRAINING: self._resume_training})
         self._library.open()
         if self._config.starter:
             kept = self._folder / "starter"
@@ -142,7 +153,15 @@ class PredictorService(RunsJobs):
         device = find_device(request.device).name if request.device else ""
         operator = find_operator(request.operator).name if request.operator else ""
         checked = TrainRequest(device=device, operator=operator, seed=request.seed)
-        return self._jobs.create(_TRAINING, lambda progress: self._train(checked, progress))
+        return self._jobs.create(
+            _TRAINING,
+            lambda progress: self._train(checked, progress),
+            checked if self._shares_jobs else None,
+        )
+
+    def _resume_training(self, plain: Any) -> Work:
+        request = schema.decode(TrainRequest, plain, "request")
+        return lambda progress: self._train(request, progress)
 
     def get_training_report(self, job_id: str) -> PredictorTrainingReport:
         """Return the result of a finished training job."""

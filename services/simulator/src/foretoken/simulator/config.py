@@ -21,6 +21,10 @@ class SimulatorConfig:
     none), and get equal turns. A search of more than `max_search_points` deployments,
     `max_training_points` strategies or `max_finalists` simulated ones is refused. The catalog,
     where there is one, keeps the newest `max_kept_results` results (0: none).
+
+    With `shares_jobs` the jobs are in the catalog, which all simulators that have it share: each
+    does what it has threads for, knows all jobs and results, and goes on with those of one that was
+    not heard of for `job_lease_s`. `state_folder` then has copies only.
     """
 
     state_folder: str
@@ -36,6 +40,8 @@ class SimulatorConfig:
     max_training_points: int = 20_000_000
     max_finalists: int = 200
     max_kept_results: int = 1000
+    shares_jobs: bool = False
+    job_lease_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse counts that cannot be."""
@@ -49,6 +55,7 @@ class SimulatorConfig:
             "max_training_points": 1,
             "max_finalists": 0,
             "max_kept_results": 0,
+            "job_lease_s": 1,
         }
         violations = [
             FieldViolation(name, f"must be at least {smallest}")

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 
+from foretoken.domain import schema
 from foretoken.domain.definition import Definition, list_definitions
 from foretoken.domain.errors import CancelledJobError, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
@@ -42,8 +44,9 @@ from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import TRAINING_RUN_KIND, AnyReport
 from foretoken.domain.results.training_report import TRAINING_TABLES, TrainingReport
 from foretoken.jobs.executor import WorkerCounts
-from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
 from foretoken.jobs.service import RunsJobs
+from foretoken.jobs.sharing import SharedJobs
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
 from foretoken.simulator.echo import echo_serving, echo_training
@@ -58,11 +61,16 @@ from foretoken.simulator.statistics import SimulatorStatistics
 from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.wire.result_file import take_tables
 
+S = TypeVar("S", ServingScenario, TrainingScenario)
+
+_SERVING, _TRAINING = "serving", "training"
+
 
 class SimulatorService(RunsJobs):
     """Implements `SimulatorPort`. Call `open` before use.
 
-    Results go to the `catalog` as well, where there is one.
+    Results go to the `catalog` as well, where there is one. With `sharing` jobs are those of all
+    simulators of a catalog.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class SimulatorService(RunsJobs):
         config: SimulatorConfig,
         predictor: PredictorPort,
         catalog: CatalogPort | None = None,
+        sharing: SharedJobs | None = None,
     ) -> None:
         jobs = JobRunner(
             Path(config.state_folder).expanduser(),
@@ -81,8 +90,10 @@ class SimulatorService(RunsJobs):
                 TRAINING_KIND: config.num_searches,
             },
             on_success=self._keep_result,
+            sharing=sharing,
         )
         super().__init__(jobs)
+        self._shares_jobs = sharing is not None
         self._results: ResultKeeper | None = None
         if catalog is not None and config.max_kept_results:
             self._results = ResultKeeper(catalog, config.max_kept_results)
@@ -105,12 +116,22 @@ class SimulatorService(RunsJobs):
 
     def open(self) -> None:
         """Load earlier jobs; searches that were left unfinished go on as configured."""
-        self._jobs.open(self._searches.handlers, resumes=self._config.resumes_at_start)
+        handlers: Mapping[str, Resume] = {
+            _SERVING: lambda plain: self._serving_work(
+                schema.decode(ServingScenario, plain, "scenario")
+            ),
+            _TRAINING: lambda plain: self._training_work(
+                schema.decode(TrainingScenario, plain, "scenario")
+            ),
+        }
+        self._jobs.open(
+            {**handlers, **self._searches.handlers}, resumes=self._config.resumes_at_start
+        )
         if self._config.compiles_at_start:
             threading.Thread(target=self._load_engines, name="compile", daemon=True).start()
 
     def close(self) -> None:
-        """Stop what runs and wait for it; simulations are cancelled, searches may go on later."""
+        """Stop what runs and wait for it; searches and shared jobs may go on later."""
         self._is_closing.set()
         self._jobs.close()
         self._searches.close()
@@ -138,7 +159,7 @@ class SimulatorService(RunsJobs):
         from foretoken.simulator.serving.scenario_check import check_scenario
 
         check_scenario(scenario)
-        return self._jobs.create("serving", lambda progress: self._simulate(scenario, progress))
+        return self._jobs.create(_SERVING, self._serving_work(scenario), self._request(scenario))
 
     def get_serving_report(self, job_id: str) -> ServingReport:
         """Return the result of a finished serving simulation."""
@@ -162,6 +183,16 @@ class SimulatorService(RunsJobs):
             )
         return open_table(self._jobs, job_id, table, SERVING_TABLES)
 
+    def _serving_work(self, scenario: ServingScenario) -> Work:
+        return lambda progress: self._simulate(scenario, progress)
+
+    def _training_work(self, scenario: TrainingScenario) -> Work:
+        return lambda progress: self._simulate_training(scenario, progress)
+
+    def _request(self, scenario: S) -> S | None:
+        """Return what another process needs to go on; in this folder alone nothing does."""
+        return scenario if self._shares_jobs else None
+
     def _simulate(self, scenario: ServingScenario, progress: JobProgress) -> ServingReport:
         from foretoken.simulator.serving.simulation import simulate_serving
 
@@ -183,9 +214,7 @@ class SimulatorService(RunsJobs):
         scenario.trainer.resolve()
         find_schedule(scenario.pipeline_schedule)
         _check_hardware(scenario)
-        return self._jobs.create(
-            "training", lambda progress: self._simulate_training(scenario, progress)
-        )
+        return self._jobs.create(_TRAINING, self._training_work(scenario), self._request(scenario))
 
     def get_training_report(self, job_id: str) -> TrainingReport:
         """Return the result of a finished training simulation."""
@@ -326,8 +355,8 @@ class SimulatorService(RunsJobs):
         if self._results is None:
             return
         read: Mapping[str, Callable[[str], AnyReport]] = {
-            "serving": self.get_serving_report,
-            "training": self.get_training_report,
+            _SERVING: self.get_serving_report,
+            _TRAINING: self.get_training_report,
             CAPACITY_KIND: self.get_capacity_report,
             SERVING_KIND: self.get_serving_search_report,
             TRAINING_KIND: self.get_training_search_report,

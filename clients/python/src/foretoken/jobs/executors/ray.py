@@ -95,7 +95,7 @@ class RayExecutor:
         """Yield the index and result of every item as it is done; as `Executor.run`."""
         if self._is_closed:
             raise _closed()
-        # Who shares the process may have left the cluster, and Ray would join any that it finds.
+        # Others of the process may have left the cluster, and Ray would join any that it finds.
         self.open()
         content = pack_function(function, shared)
         # In a list, so that the tasks get the reference, and unpack what is behind it once.

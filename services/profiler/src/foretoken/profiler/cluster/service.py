@@ -5,7 +5,9 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from foretoken.domain import schema
 from foretoken.domain.errors import (
     CancelledJobError,
     ForetokenError,
@@ -24,8 +26,9 @@ from foretoken.domain.measurements.profiling import (
     ProfileRequest,
 )
 from foretoken.domain.ports import CatalogPort
-from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.runner import JobProgress, JobRunner, Work
 from foretoken.jobs.service import RunsJobs
+from foretoken.jobs.sharing import SharedJobs
 from foretoken.profiler.cluster import objects
 from foretoken.profiler.cluster.api import ClusterApi, Resource
 from foretoken.profiler.cluster.collecting import build_report, count_rows, find_runs
@@ -50,6 +53,10 @@ _log = logging.getLogger(__name__)
 _NUM_FOLLOWED = 8
 _COUNT_PERIOD_S = 5.0
 
+_PROFILE = "profile"
+# The list of a job that names its Job in the cluster.
+_SUBMITTED = "submitted"
+
 
 class ClusterProfiler(RunsJobs):
     """Times operators in pods of a cluster, which record in the catalog; a `ProfilerPort`.
@@ -65,9 +72,16 @@ class ClusterProfiler(RunsJobs):
         catalog: CatalogPort,
         state_folder: Path,
         outline: Callable[[ProfileRequest], ProfileOutline],
+        sharing: SharedJobs | None = None,
     ) -> None:
-        """Collect from `catalog`; call `open` before use. `outline` makes plans."""
-        super().__init__(JobRunner(state_folder / "jobs", num_workers=_NUM_FOLLOWED))
+        """Collect from `catalog`; call `open` before use. `outline` makes plans.
+
+        With `sharing` profiles are those of all controllers of the catalog.
+        """
+        super().__init__(
+            JobRunner(state_folder / "jobs", num_workers=_NUM_FOLLOWED, sharing=sharing)
+        )
+        self._shares_jobs = sharing is not None
         self._spec = spec
         self._setup = setup
         self._catalog = catalog
@@ -85,7 +99,7 @@ class ClusterProfiler(RunsJobs):
 
         """
         self._connected = ClusterApi.connect(self._spec)
-        self._jobs.open()
+        self._jobs.open({_PROFILE: self._resume})
 
     def close(self) -> None:
         """Stop following; what runs in the cluster goes on."""
@@ -120,8 +134,15 @@ class ClusterProfiler(RunsJobs):
         request = name_request(request)
         is_group = is_collective(request)
         return self._jobs.create(
-            "profile", lambda progress: self._profile(request, is_group, progress)
+            _PROFILE,
+            lambda progress: self._profile(request, is_group, progress),
+            request if self._shares_jobs else None,
         )
+
+    def _resume(self, plain: Any) -> Work:
+        request = schema.decode(ProfileRequest, plain, "profile")
+        is_group = is_collective(request)
+        return lambda progress: self._profile(request, is_group, progress)
 
     def get_profile_report(self, job_id: str) -> ProfileReport:
         """Return the result of a finished profile."""
@@ -170,6 +191,12 @@ class ClusterProfiler(RunsJobs):
             submitted = self._submitted.get(job_id)
             if submitted is not None:
                 self._delete(submitted)
+                return super().cancel_job(job_id)
+            # Another process may follow it, which is to know why it goes, or none at the moment.
+            cancelled = super().cancel_job(job_id)
+            for job in self._jobs.published(job_id, _SUBMITTED):
+                self._delete(job)
+            return cancelled
         return super().cancel_job(job_id)
 
     @property
@@ -187,12 +214,15 @@ class ClusterProfiler(RunsJobs):
         plan = submitter.plan(request, is_group=is_group)
         job = submitter.submit(plan, lambda message: progress.update(0.0, message))
         self._submitted[progress.job_id] = job
+        identity = {key: job["metadata"][key] for key in ("name", "uid")}
+        progress.publish(_SUBMITTED, identity["uid"], {"metadata": identity})
         command = self._api.end_command(plan.job_name)
         progress.tell(f"the Job {plan.job_name} goes on without this command; `{command}` ends it")
         try:
             self._follow(plan, job, progress)
         except (CancelledJobError, InterruptedJobError):
-            if progress.job_id not in self._unwanted:
+            is_unwanted = self._jobs.is_unwanted(progress.job_id)
+            if not is_unwanted and progress.job_id not in self._unwanted:
                 raise
             # It may have been submitted after it was cancelled.
             self._delete(job)

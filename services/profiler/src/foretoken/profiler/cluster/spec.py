@@ -71,6 +71,9 @@ class KubernetesSpec:
     or its queue let it start, it is given up and deleted. `follow_s` is how often the pods are
     looked at, `lost_s_max` how long the API server may be away, and `refused_s_max` how long one
     that starts may not know its callers.
+
+    With `shares_jobs` profiles are in the catalog, which all controllers that have it share: each
+    knows all of them, and follows those of one that was not heard of for `job_lease_s`.
     """
 
     kubeconfig: str = ""
@@ -107,6 +110,8 @@ class KubernetesSpec:
     follow_s: int = 5
     lost_s_max: float = 600.0
     refused_s_max: float = 60.0
+    shares_jobs: bool = False
+    job_lease_s: float = 30.0
     collectives: CollectiveSpec = field(default_factory=CollectiveSpec)
 
     def __post_init__(self) -> None:
@@ -121,6 +126,7 @@ class KubernetesSpec:
             "ttl_s": 0,
             "grace_s": 1,
             "follow_s": 1,
+            "job_lease_s": 1,
         }
         violations = [
             FieldViolation(name, f"must be at least {least}")
