@@ -16,6 +16,7 @@ from foretoken.app.access import is_loopback
 from foretoken.app.config import ServerConfig
 from foretoken.app.serve import new_server
 from foretoken.app.server_credentials import build_credentials
+from foretoken.domain.caller import current_caller
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire.rights import ROLES, Right
 from foretoken.wire.rpcs import TABLES
@@ -57,7 +58,12 @@ class _EveryMethod(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(_answer)
 
 
+# Who made the calls that were answered.
+_CALLERS: set[str] = set()
+
+
 def _answer(_requests: Iterator[bytes], _context: grpc.ServicerContext) -> Iterator[bytes]:
+    _CALLERS.add(current_caller())
     yield b""
 
 
@@ -138,8 +144,11 @@ def test_every_rpc_with_every_role(
     authority: Authority, certified: tuple[int, Mapping[str, Identity]], role: str
 ) -> None:
     port, callers = certified
+    _CALLERS.clear()
     with _channel(port, authority, callers[role]) as channel:
         assert _expected(_ROLES[role]) == _admitted(channel)
+    # The services know who called, for quotas.
+    assert {f"spiffe://foretoken/{role}"} == _CALLERS
 
 
 @pytest.mark.parametrize("right", [right for right in Right if right.value in _SINGLE])

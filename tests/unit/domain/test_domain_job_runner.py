@@ -21,7 +21,7 @@ from foretoken.domain.errors import (
     UnknownJobError,
 )
 from foretoken.domain.job import Job, JobState, error_of_job
-from foretoken.jobs.runner import JobProgress, JobRunner
+from foretoken.jobs.runner import JobLimits, JobProgress, JobRunner
 from foretoken.wire import trace
 
 _TIMEOUT_S = 10.0
@@ -49,7 +49,7 @@ class _Gate:
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Iterator[JobRunner]:
-    runner = JobRunner(tmp_path, max_queued=2)
+    runner = JobRunner(tmp_path, limits=JobLimits(max_queued=2))
     runner.open()
     yield runner
     runner.close()

@@ -258,6 +258,12 @@ class ServerBusyError(QueueFullError):
         self.retry_after_s = retry_after_s
 
 
+class QuotaError(ForetokenError):
+    """The caller has used up what it may use of something, or has as many jobs as it may have."""
+
+    reason = "QUOTA"
+
+
 class SearchTooLargeError(ForetokenError):
     """The space has more points than the service takes; narrow it."""
 

@@ -69,7 +69,8 @@ class Job:
 
     `progress_ratio` runs from 0 to 1. Times are ISO 8601 UTC, empty where not yet reached.
     A failed job carries the reason and message of its error. `notices` are lines to show to people,
-    once each, oldest first: `message` is what it does now, and may be shown or not.
+    once each, oldest first: `message` is what it does now, and may be shown or not. `owner` is the
+    name of the caller who created it, empty where nobody had to have one.
     """
 
     job_id: str
@@ -82,6 +83,7 @@ class Job:
     error_reason: str = ""
     error_message: str = ""
     notices: tuple[str, ...] = ()
+    owner: str = ""
 
 
 def error_of_job(job: Job) -> ForetokenError:

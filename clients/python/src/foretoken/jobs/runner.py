@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foretoken.domain import schema
+from foretoken.domain.caller import current_caller
 from foretoken.domain.errors import (
     CancelledJobError,
     ForetokenError,
     InterruptedJobError,
     QueueFullError,
+    QuotaError,
     ServiceUnavailableError,
 )
 from foretoken.domain.job import Job, JobState, WakingWatch
@@ -33,7 +35,7 @@ from foretoken.jobs.sharing import JobListener, SharedJobs, interrupted
 from foretoken.jobs.taking import MAX_STARTS, JobTaking, Resume, RunnerSteps, Work
 from foretoken.wire import trace
 
-__all__ = ["JobProgress", "JobRunner", "Resume", "Work"]
+__all__ = ["JobLimits", "JobProgress", "JobRunner", "Resume", "Work"]
 
 T = TypeVar("T")
 
@@ -41,6 +43,17 @@ _log = logging.getLogger(__name__)
 
 # More are no news: every state of a job that is watched has them all.
 _MAX_NOTICES = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class JobLimits:
+    """How many jobs may wait, and how many of one caller may not have ended (0: any number)."""
+
+    max_queued: int = 64
+    max_per_caller: int = 0
+
+
+_LIMITS = JobLimits()
 
 
 class JobRunner(ReadsJobs):
@@ -55,7 +68,7 @@ class JobRunner(ReadsJobs):
         folder: Path,
         *,
         num_workers: int = 1,
-        max_queued: int = 64,
+        limits: JobLimits = _LIMITS,
         num_workers_by_kind: Mapping[str, int] | None = None,
         on_success: Callable[[Job], None] = lambda _: None,
         sharing: SharedJobs | None = None,
@@ -67,7 +80,7 @@ class JobRunner(ReadsJobs):
         """
         kept = JobFolder(folder)
         super().__init__(kept, JobBoard(kept, self._is_kept), sharing)
-        self.max_queued = max_queued
+        self._limits = limits
         self._on_success = on_success
         self._changed = self._board.changed
         self._cancelled: dict[str, threading.Event] = {}
@@ -81,6 +94,11 @@ class JobRunner(ReadsJobs):
         self._left: set[str] = set()
         self._unwanted: set[str] = set()
         self._is_closing = False
+
+    @property
+    def max_queued(self) -> int:
+        """Jobs that may wait; more are refused."""
+        return self._limits.max_queued
 
     def open(self, handlers: Mapping[str, Resume] | None = None, *, resumes: bool = True) -> None:
         """Load the jobs of earlier processes; those that never ended go on, or are failed.
@@ -154,6 +172,7 @@ class JobRunner(ReadsJobs):
 
         Raises:
             QueueFullError: too many jobs wait already.
+            QuotaError: the caller has as many jobs as it may have.
             StorageFullError: the request cannot be kept.
 
         """
@@ -166,14 +185,16 @@ class JobRunner(ReadsJobs):
                 job.state is JobState.QUEUED and job.job_id not in self._left
                 for job in self._board.list()
             )
-            if num_waiting >= self.max_queued:
+            if num_waiting >= self._limits.max_queued:
                 raise QueueFullError(f"{num_waiting} jobs wait already; try again later")
             job = Job(
                 job_id=f"{kind}-{uuid.uuid4().hex[:12]}",
                 kind=kind,
                 state=JobState.QUEUED,
                 created_at=_now(),
+                owner=current_caller(),
             )
+            self._check_quota(job.owner)
             if self._sharing is None:
                 self._folder.claim(job.job_id)
             if plain is not None:
@@ -306,6 +327,15 @@ class JobRunner(ReadsJobs):
         message = f"{why}; create it again"
         self._finish(job.job_id, JobState.FAILED, InterruptedJobError.reason, message)
 
+    def _check_quota(self, owner: str) -> None:
+        num_owned = sum(job.owner == owner and not job.state.is_final for job in self._board.list())
+        if owner and 0 < self._limits.max_per_caller <= num_owned:
+            raise QuotaError(
+                f"{owner} has {num_owned} jobs that have not ended, which is all it may have; wait"
+                " for one, or cancel it",
+                caller=owner,
+            )
+
     def _new_taking(self, sharing: SharedJobs) -> JobTaking:
         def begin(job_id: str, work: Work) -> None:
             self._resumable.add(job_id)
@@ -331,7 +361,7 @@ class JobRunner(ReadsJobs):
             with trace.entered(request):
                 task()
 
-        self._threads_by_kind.get(job.kind, self._threads).submit("", work)
+        self._threads_by_kind.get(job.kind, self._threads).submit(job.owner, work)
 
     def _interrupt(self, job_id: str, *, is_unwanted: bool) -> None:
         """Stop work that nobody wants, or that another process has taken over."""

@@ -381,4 +381,5 @@ def interrupted(job: Job) -> Job:
         message="interrupted",
         created_at=job.created_at,
         notices=job.notices,
+        owner=job.owner,
     )

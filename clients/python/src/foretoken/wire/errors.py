@@ -43,6 +43,7 @@ STATUS_BY_ERROR: Mapping[type[ForetokenError], grpc.StatusCode] = {
     errors.OutOfCoverageError: grpc.StatusCode.OUT_OF_RANGE,
     errors.DeviceMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.QuotaError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ServerBusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.SearchTooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.CatalogBusyError: grpc.StatusCode.UNAVAILABLE,

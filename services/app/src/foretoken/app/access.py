@@ -12,6 +12,7 @@ import grpc
 
 from foretoken.app.config import ServerConfig
 from foretoken.app.telemetry.call_log import note_caller
+from foretoken.domain.caller import answering
 from foretoken.domain.errors import (
     ForetokenError,
     InvalidRequestError,
@@ -171,7 +172,8 @@ class Access:
             raise _refusal(name, rpc, right)
         outcome = "failed"
         try:
-            yield
+            with answering(name):
+                yield
             outcome = "done"
         except ForetokenError as err:
             outcome = err.reason

@@ -73,6 +73,9 @@ class CatalogConfig:
 
     A file kept for another service, such as a trained model, has at most `max_artifact_bytes`. Of
     jobs that services share, the newest `max_kept_jobs` of each that have ended are kept.
+
+    Of each caller this process takes up to `max_recorded_bytes_per_caller` of Arrow data a day, and
+    answers queries for up to `sql_s_per_caller` seconds an hour (0: any amount).
     """
 
     path: str
@@ -91,6 +94,8 @@ class CatalogConfig:
     sql_max_running: int = 4
     max_artifact_bytes: int = 512 * 2**20
     max_kept_jobs: int = 200
+    max_recorded_bytes_per_caller: int = 0
+    sql_s_per_caller: float = 0.0
 
     def __post_init__(self) -> None:
         """Check what no database could be opened with."""
@@ -100,6 +105,9 @@ class CatalogConfig:
             raise InvalidRequestError.of_field("num_threads", "must not be negative")
         if self.max_batch_rows < 1:
             raise InvalidRequestError.of_field("max_batch_rows", "must be at least 1")
+        for name in ("max_recorded_bytes_per_caller", "sql_s_per_caller"):
+            if getattr(self, name) < 0:
+                raise InvalidRequestError.of_field(name, "must not be negative")
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise InvalidRequestError.of_field(name, "must be positive")

@@ -5,6 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+
 from foretoken.catalog.artifacts.keeping import KeepsArtifacts
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.job_records.keeping import KeepsJobRecords
@@ -17,6 +19,7 @@ from foretoken.catalog.storage.store import Store
 from foretoken.catalog.upkeep import retention
 from foretoken.catalog.upkeep.backup import stream_backup
 from foretoken.catalog.upkeep.room import BackupNote, DiskUsage, disk_usage
+from foretoken.domain.caller import Allowance, current_caller
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.measurements.measurement import (
@@ -44,6 +47,7 @@ from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.jobs.service import RunsJobs
 
 _CHECK = "check"
+_DAY_S = 86_400.0
 
 
 def _now() -> datetime:
@@ -65,6 +69,9 @@ class CatalogService(RunsJobs, KeepsArtifacts, KeepsJobRecords):
         KeepsJobRecords.__init__(self, config, clock)
         self._ingest = Ingest(self._store, clock, config.max_batch_rows, self._review_import)
         self._sql = SqlQueryService(self._store, config)
+        self._recorded = Allowance(
+            config.max_recorded_bytes_per_caller, _DAY_S, "bytes of measurements a day"
+        )
 
     def open(self) -> None:
         """Open the file, or make it.
@@ -110,10 +117,19 @@ class CatalogService(RunsJobs, KeepsArtifacts, KeepsJobRecords):
             UnknownOperatorError, UnknownDeviceError, UnknownTopologyError: a row names one.
             StorageFullError: the disk is full; what has a receipt is there, the rest can be sent
                 again once there is room.
+            QuotaError: the caller has recorded as much as it may.
 
         """
         check_name(run.run_id, "run_id")
-        yield from self._ingest.record(run, batches)
+        yield from self._ingest.record(run, self._count_bytes(batches))
+
+    def _count_bytes(self, batches: Iterable[MeasurementBatch]) -> Iterator[MeasurementBatch]:
+        caller = current_caller()
+        for batch in batches:
+            self._recorded.check(caller)
+            yield batch
+            rows = batch.rows
+            self._recorded.spend(caller, rows.nbytes if isinstance(rows, pa.Table) else 0)
 
     def statistics(self) -> IngestStatistics:
         """Return what was recorded since the catalog was opened."""

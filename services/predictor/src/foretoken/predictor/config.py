@@ -82,6 +82,7 @@ class PredictorConfig:
     estimates, of 73 bytes each; a table counts for 27 more. With `train_on_demand` a question about
     an operator that was measured on a device, and not trained on, trains what it needs. `starter`
     is the folder of a starter catalog, which answers where nothing was measured; empty: none does.
+    A caller may have `max_jobs_per_caller` trainings that have not ended (0: any number).
     With `shares_jobs` trainings are in the catalog, which all predictors that have it share: each
     knows all of them, and goes on with those of one that was not heard of for `job_lease_s`.
     """
@@ -100,6 +101,7 @@ class PredictorConfig:
     max_pinned_models: int = 2
     max_cached_rows: int = 1_000_000
     train_on_demand: bool = True
+    max_jobs_per_caller: int = 0
     shares_jobs: bool = False
     job_lease_s: float = 30.0
 

@@ -27,7 +27,7 @@ from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort, ModelVersion, TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
-from foretoken.jobs.runner import JobProgress, JobRunner, Work
+from foretoken.jobs.runner import JobLimits, JobProgress, JobRunner, Work
 from foretoken.jobs.service import RunsJobs
 from foretoken.jobs.sharing import SharedJobs
 from foretoken.predictor.config import PredictorConfig
@@ -77,7 +77,13 @@ class PredictorService(RunsJobs):
         With `sharing` trainings are those of all predictors of the catalog.
         """
         folder = Path(config.state_folder).expanduser()
-        super().__init__(JobRunner(folder / "jobs", sharing=sharing))
+        super().__init__(
+            JobRunner(
+                folder / "jobs",
+                limits=JobLimits(max_per_caller=config.max_jobs_per_caller),
+                sharing=sharing,
+            )
+        )
         self._shares_jobs = sharing is not None
         self._config = config
         self._folder = folder

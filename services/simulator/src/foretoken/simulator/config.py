@@ -22,6 +22,9 @@ class SimulatorConfig:
     `max_training_points` strategies or `max_finalists` simulated ones is refused. The catalog,
     where there is one, keeps the newest `max_kept_results` results (0: none).
 
+    A caller may have `max_jobs_per_caller` jobs that have not ended (0: any number); those that
+    wait are begun in turn by caller.
+
     With `shares_jobs` the jobs are in the catalog, which all simulators that have it share: each
     does what it has threads for, knows all jobs and results, and goes on with those of one that was
     not heard of for `job_lease_s`. `state_folder` then has copies only.
@@ -40,6 +43,7 @@ class SimulatorConfig:
     max_training_points: int = 20_000_000
     max_finalists: int = 200
     max_kept_results: int = 1000
+    max_jobs_per_caller: int = 0
     shares_jobs: bool = False
     job_lease_s: float = 30.0
 
@@ -55,6 +59,7 @@ class SimulatorConfig:
             "max_training_points": 1,
             "max_finalists": 0,
             "max_kept_results": 0,
+            "max_jobs_per_caller": 0,
             "job_lease_s": 1,
         }
         violations = [

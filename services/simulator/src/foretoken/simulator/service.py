@@ -44,7 +44,7 @@ from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import TRAINING_RUN_KIND, AnyReport
 from foretoken.domain.results.training_report import TRAINING_TABLES, TrainingReport
 from foretoken.jobs.executor import WorkerCounts
-from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
+from foretoken.jobs.runner import JobLimits, JobProgress, JobRunner, Resume, Work
 from foretoken.jobs.service import RunsJobs
 from foretoken.jobs.sharing import SharedJobs
 from foretoken.simulator.config import SimulatorConfig
@@ -83,7 +83,9 @@ class SimulatorService(RunsJobs):
         jobs = JobRunner(
             Path(config.state_folder).expanduser(),
             num_workers=config.num_workers,
-            max_queued=config.max_queued_jobs,
+            limits=JobLimits(
+                max_queued=config.max_queued_jobs, max_per_caller=config.max_jobs_per_caller
+            ),
             num_workers_by_kind={
                 CAPACITY_KIND: config.num_workers,
                 SERVING_KIND: config.num_searches,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from foretoken.catalog.sql.process import SqlProcesses, delete_leftovers
 from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.schema import describe_views
 from foretoken.catalog.storage.store import Store
+from foretoken.domain.caller import Allowance, current_caller
 from foretoken.domain.errors import (
     CatalogBusyError,
     InvalidRequestError,
@@ -24,6 +26,7 @@ from foretoken.domain.errors import (
 from foretoken.domain.measurements.measurement import SqlQuery
 
 _MAX_TEXT_CHARS = 65_536
+_HOUR_S = 3_600.0
 # Of the database's memory, for one question, where the configuration does not say.
 _MEMORY_RATIO = 0.1
 # DuckDB answers nothing in less.
@@ -53,6 +56,7 @@ class SqlQueryService:
         self._statistics = SqlStatistics()
         self._answers: set[Answer] = set()
         self._processes: SqlProcesses | None = None
+        self._allowance = Allowance(config.sql_s_per_caller, _HOUR_S, "seconds of SQL an hour")
 
     def open(self) -> None:
         """Be ready for questions; the first starts a process.
@@ -104,8 +108,10 @@ class SqlQueryService:
             InvalidRequestError: it is no question about measurements.
             QueryLimitError: it took more than it may; also while the answer is read.
             QueueFullError: too many questions are being answered.
+            QuotaError: the caller's questions have taken as long as they may.
 
         """
+        self._allowance.check(current_caller())
         if not query.timeout_s >= 0:
             raise InvalidRequestError.of_field("timeout_s", "must not be negative")
         if query.max_num_rows < 0:
@@ -122,6 +128,7 @@ class SqlQueryService:
     def _answer(self, answer: Answer, query: SqlQuery, on_leave: OnLeave | None) -> Iterator[Any]:
         """Yield the columns once the first rows are there, then the rows."""
         limit_s = self._config.sql_timeout_s
+        caller, started_s = current_caller(), time.monotonic()
         try:
             if on_leave is not None and not on_leave(answer.cancel):
                 raise ServiceUnavailableError("the caller left before its query was asked")
@@ -134,6 +141,7 @@ class SqlQueryService:
                 rows = answer.take()
         finally:
             answer.close()
+            self._allowance.spend(caller, time.monotonic() - started_s)
 
     def _enter(self) -> Answer:
         with self._lock:
