@@ -14,7 +14,7 @@ import grpc
 import pytest
 from loopback import serve
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
-from prometheus_client import REGISTRY
+from prometheus_client import CollectorRegistry
 from web_client import WebClient
 
 from foretoken.app.config import AppConfig, LogConfig, ServerConfig, TracingConfig
@@ -254,21 +254,22 @@ class _Ports:
 
 
 def test_an_answer_over_http_names_its_request(logs: Lines) -> None:
+    registry = CollectorRegistry()
     config = AppConfig(server=ServerConfig(http_port=0), log=LogConfig(calls=ALL))
-    server = serve_web(config, ("profiler",), _Ports())  # type: ignore[arg-type]
+    server = serve_web(config, ("profiler",), _Ports(), registry)  # type: ignore[arg-type]
     parent = trace.TraceContext.new()
     try:
         client = WebClient(server.port)
         path = "/v1/profiler/get_job?job_id=nobody"
         answer = client.get(path, traceparent=parent.traceparent)
         labels = {"method": "GET /v1/profiler/get_job", "code": "404"}
-        counted = REGISTRY.get_sample_value("foretoken_web_requests_total", labels)
+        counted = registry.get_sample_value("foretoken_web_requests_total", labels)
     finally:
         server.close()
     assert 404 == answer.status
     # It is counted by its route, as long as there is the server.
     assert 1.0 == counted
-    assert None is REGISTRY.get_sample_value("foretoken_web_requests_total", labels)
+    assert None is registry.get_sample_value("foretoken_web_requests_total", labels)
     assert [parent.trace_id] * 2 == [answer.json["trace_id"], answer.headers["X-Request-Id"]]
     (line,) = _accesses(logs, 1)
     assert parent.trace_id == line["trace_id"]

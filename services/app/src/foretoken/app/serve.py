@@ -126,7 +126,7 @@ def start_server(names: Sequence[str], config: AppConfig) -> RunningServer:
             undo.callback(_serve_health(config.server, health_servicer))
         if config.server.http_port >= 0:
             offered = [name for name in SERVICES if name in names or _is_elsewhere(name, config)]
-            undo.callback(serve_web(config, tuple(offered), composition).close)
+            undo.callback(serve_web(config, tuple(offered), composition, REGISTRY).close)
         closing = undo.pop_all()
     server.start()
     for full_name in (*full_names, ""):
@@ -200,8 +200,15 @@ def serve_catalog_at(address: str, catalog: "CatalogService", grace_s: float) ->
         return undo.pop_all()
 
 
-def serve_web(config: AppConfig, offered: tuple[str, ...], ports: Composition) -> "WebServer":
+def serve_web(
+    config: AppConfig,
+    offered: tuple[str, ...],
+    ports: Composition,
+    registry: CollectorRegistry | None = None,
+) -> "WebServer":
     """Serve pages and calls over HTTP for the services that are offered, and return at once.
+
+    Requests are counted in a registry, if one is given.
 
     Raises:
         InvalidRequestError: the address is taken.
@@ -215,7 +222,7 @@ def serve_web(config: AppConfig, offered: tuple[str, ...], ports: Composition) -
         config.server,
         OfferedServices(offered, ports),
         logged_calls=config.log.calls,
-        registry=REGISTRY,
+        registry=registry,
     ).open()
 
 
@@ -238,7 +245,7 @@ def serve_web_until_stopped(
             closing.callback(_serve_metrics(config.server))
         closing.callback(start_tracing(config.tracing, "web"))
         composition = closing.enter_context(Composition(replace(config, simulator=simulator)))
-        server = serve_web(config, tuple(offered), composition)
+        server = serve_web(config, tuple(offered), composition, REGISTRY)
         try:
             announce(server.address)
             # The first question should find what answers it open.

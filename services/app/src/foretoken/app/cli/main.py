@@ -88,8 +88,7 @@ def root(
     from foretoken.app.cli.state import CliState, fail, parse_assignments
     from foretoken.app.config import load_config, process_environment
     from foretoken.app.starter import with_starter
-    from foretoken.app.telemetry.command_trace import trace_command
-    from foretoken.app.telemetry.log_setup import configure_logging
+    from foretoken.app.telemetry.command_trace import observe_command
     from foretoken.domain.errors import ForetokenError
 
     # What is profiled on the CPU has the threads that it has without us.
@@ -99,23 +98,17 @@ def root(
         collect_rarely()
     if output not in ("table", "json"):
         raise typer.BadParameter("--output is `table` or `json`")
-    overrides: dict[str, object] = {"home": home, "log.level": log_level}
-    overrides |= context.meta
+    overrides: dict[str, object] = {"home": home, "log.level": log_level, **context.meta}
     for service, address in parse_assignments(endpoint or []).items():
         overrides[f"endpoints.{service}"] = address
     try:
         environment = process_environment()
         resolved = with_starter(load_config(config, environment, overrides), environment)
+        name, is_quiet = context.invoked_subcommand or "", log_level is None
+        context.call_on_close(observe_command(resolved, name, is_quiet=is_quiet))
     except ForetokenError as err:
         fail(err)
         return
-    is_serving = context.invoked_subcommand in {"serve", "ui"}
-    configure_logging(resolved.log, quiet=not is_serving and log_level is None)
-    if not is_serving:
-        try:
-            context.call_on_close(trace_command(resolved.tracing, context.invoked_subcommand or ""))
-        except ForetokenError as err:
-            fail(err)
     context.obj = CliState(config=resolved, output=output)
 
 

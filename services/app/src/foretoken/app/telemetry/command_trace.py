@@ -2,9 +2,31 @@
 
 from collections.abc import Callable
 
-from foretoken.app.config import TracingConfig
+from foretoken.app.config import AppConfig, TracingConfig
+from foretoken.app.telemetry.log_setup import configure_logging
 from foretoken.app.telemetry.spans import start_tracing
 from foretoken.wire import trace
+
+# Their requests are those of others; they log all that is logged.
+_SERVING = {"serve", "ui"}
+
+
+def observe_command(config: AppConfig, name: str, *, is_quiet: bool) -> Callable[[], None]:
+    """Set up the logs of a command and its request, and return what ends that.
+
+    One that serves logs what it does; of others `is_quiet` leaves warnings.
+
+    Raises:
+        InvalidRequestError: as `trace_command`.
+
+    """
+    is_serving = name in _SERVING
+    configure_logging(config.log, quiet=is_quiet and not is_serving)
+    return _do_nothing if is_serving else trace_command(config.tracing, name)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def trace_command(config: TracingConfig, name: str) -> Callable[[], None]:
