@@ -267,6 +267,12 @@ page-assets: setup ## make the scripts that draw charts anew, from the package t
 metrics-reference: setup ## make docs/reference/metrics.md anew from the registry of metrics
 	$(BIN)/python -m foretoken.domain.metrics.reference > docs/reference/metrics.md
 
+.PHONY: monitoring
+monitoring: setup ## make the alerts, the dashboards and their reference anew from the table of Prometheus metrics
+	$(BIN)/python deploy/monitoring/alerts.py deploy/k8s/components/alerts/alerts.yaml
+	$(BIN)/python deploy/monitoring/dashboards.py deploy/k8s/components/dashboards
+	$(BIN)/python deploy/monitoring/reference.py docs/reference/service-metrics.md
+
 .PHONY: docs
 docs: setup ## make the keys in docs/reference anew from the fields of scenarios, and the calls from the protos
 	$(BIN)/python -m foretoken.app.scenario_file docs/reference/scenario-files.md

@@ -1,11 +1,9 @@
 """The manifests render, are valid, and fit the program they start."""
 
-import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +21,9 @@ from typer.testing import CliRunner
 
 import foretoken
 from foretoken.app.cli.main import app
-from foretoken.app.service_metrics import PredictorMetrics
 from foretoken.catalog.config import CatalogConfig
 from foretoken.domain import schema
 from foretoken.domain.hardware.device import find_device
-from foretoken.predictor.drift import DriftReport
-from foretoken.predictor.statistics import PredictionStatistics
 from foretoken.profiler.cluster.spec import KubernetesSpec
 from foretoken.profiler.cluster.submitting import product_labels
 
@@ -271,22 +266,6 @@ def test_dockerfiles_are_clean_and_start_their_service(
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[-1] == f'ENTRYPOINT ["foretoken", "serve", "{service}"]'
     assert "USER 10001:10001" in lines
-
-
-def test_alerts_watch_metrics_that_the_predictor_has(repository: Path) -> None:
-    path = repository / "deploy" / "k8s" / "components" / "predictor-alerts" / "alerts.yaml"
-    groups = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]["groups"]
-    watched = {
-        name
-        for group in groups
-        for rule in group["rules"]
-        for name in re.findall(r"foretoken_\w+", rule["expr"])
-    }
-    observed = SimpleNamespace(
-        statistics=PredictionStatistics(), drift=SimpleNamespace(report=DriftReport())
-    )
-    assert watched <= {metric.name for metric in PredictorMetrics(observed).collect()}
-    assert watched != set()
 
 
 def test_the_backup_is_a_command_that_exists(repository: Path) -> None:

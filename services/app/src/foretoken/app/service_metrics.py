@@ -114,9 +114,10 @@ class CatalogMetrics(Collector):
                 "storage_bytes": self._catalog.size_bytes(),
                 "disk_free_bytes": disk.free,
                 "disk_bytes": disk.total,
-                "backup_timestamp_seconds": self._catalog.last_backup_s(),
             },
         )
+        if (backup_s := self._catalog.last_backup_s()) is not None:
+            yield from _values("catalog", {"backup_timestamp_seconds": backup_s})
 
     def _collect_ingest(self) -> Iterator[Metric]:
         ingest = self._catalog.statistics()

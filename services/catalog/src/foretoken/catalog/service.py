@@ -269,9 +269,12 @@ class CatalogService(RunsJobs, KeepsArtifacts, KeepsJobRecords):
         """Return how large the volume with the catalog's files is, and what of it is free."""
         return disk_usage(Path(self._config.path).expanduser())
 
-    def last_backup_s(self) -> float:
-        """Return when the last backup was read to its end, in s since 1970; 0 for never."""
-        return self._backups.last_s()
+    def last_backup_s(self) -> float | None:
+        """Return when the last backup was read to its end, in s since 1970; 0 for never.
+
+        None of a lake: it is backed up with PostgreSQL and the bucket.
+        """
+        return None if self._config.lake is not None else self._backups.last_s()
 
     def backup(self) -> Iterator[bytes]:
         """Yield a copy of the catalog as it is now, in pieces; recording goes on meanwhile.
