@@ -30,7 +30,7 @@ def tree(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def everything(tree: Path, find_tool: Callable[[str], str]) -> list[Manifest]:
     """Every component that has pods, with TLS."""
-    names = ("catalog-backup", "profiler-controller", "profiler-job", "tls-cert-manager")
+    names = ("catalog-backup", "profiler-controller", "profiler-job", "web", "tls-cert-manager")
     overlay = tree / "overlays" / "everything"
     overlay.mkdir()
     content = {
@@ -64,7 +64,7 @@ def test_every_service_wants_a_certificate_of_callers(everything: list[Manifest]
 
 def test_every_pod_shows_its_own_certificate_where_it_calls(everything: list[Manifest]) -> None:
     specs = pods(everything)
-    assert _SERVICES | _CLIENTS == set(specs)
+    assert _SERVICES | _CLIENTS | {"web"} == set(specs)
     for name, pod in specs.items():
         shown = {
             key: environment(pod)[f"FORETOKEN_CLIENT__{key}_FILE"] for key in ("CA", "CERT", "KEY")
@@ -85,7 +85,7 @@ def test_the_pods_of_the_controller_show_the_profilers(everything: list[Manifest
 def test_certificates_are_valid_for_the_names_that_callers_use(everything: list[Manifest]) -> None:
     valid_for = {
         name: service
-        for service in _SERVICES
+        for service in (*_SERVICES, "web")
         for name in find(everything, "Certificate", service)["spec"]["dnsNames"]
         if name != "localhost"
     }
@@ -101,7 +101,7 @@ def test_certificates_are_valid_for_the_names_that_callers_use(everything: list[
         for address in schema.encode(config.endpoints).values()
         if address != "embedded"
     }
-    assert {"catalog", "predictor-pods"} == called & set(pods_of)
+    assert {"catalog", "predictor-pods", "simulator"} == called & set(pods_of)
 
 
 def test_every_secret_is_made_with_an_identity_of_its_own(everything: list[Manifest]) -> None:
@@ -127,6 +127,7 @@ def test_every_identity_may_do_what_its_pods_do_and_no_more(everything: list[Man
         "profiler": {"recorder"},
         "profiler-controller": {"reader", "work"},
         "catalog-backup": {"backup"},
+        "web": {"planner"},
         "client": {"recorder", "planner", "sql"},
         "admin": {"admin"},
     }
@@ -135,6 +136,22 @@ def test_every_identity_may_do_what_its_pods_do_and_no_more(everything: list[Man
         callers = configs(everything)[name].server.callers
         assert expected == {caller: set(roles) for caller, roles in callers.items()}
         assert all(rights_of(roles) for roles in callers.values())
+
+
+def test_the_pages_speak_tls_with_who_shows_no_certificate(everything: list[Manifest]) -> None:
+    """Browsers have none. Its own callers are known by their tokens, as without TLS."""
+    server = configs(everything)["web"].server
+    assert (f"{_FOLDER}/tls.crt", f"{_FOLDER}/tls.key", "") == (
+        server.tls_certificate_file,
+        server.tls_key_file,
+        server.tls_client_ca_file,
+    )
+    assert {"*": ("planner",)} == server.callers
+    (container,) = pods(everything)["web"]["containers"]
+    probes = [container[name]["httpGet"]["scheme"] for name in ("startupProbe", "readinessProbe")]
+    assert ["HTTPS", "HTTPS"] == probes
+    annotations = find(everything, "Ingress", "web")["metadata"]["annotations"]
+    assert "HTTPS" == annotations["nginx.ingress.kubernetes.io/backend-protocol"]
 
 
 def test_services_say_that_they_speak_tls(everything: list[Manifest]) -> None:
