@@ -273,7 +273,7 @@ def test_variants_of_prices_are_timed_as_other_predictors_would_be() -> None:
     chosen = strategies.take(np.random.default_rng(4).choice(len(strategies), 20, replace=False))
 
     def variants(priced: PricedTable) -> list[np.ndarray]:
-        return [priced.sustained_us, 2 * priced.sustained_us]
+        return [priced.latency_us, 2 * priced.latency_us]
 
     once, twice = StepTimer(base, RooflinePredictor(), variants).time(chosen).variants_us
     plain = StepTimer(base, RooflinePredictor()).time(chosen)

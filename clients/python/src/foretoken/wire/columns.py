@@ -60,6 +60,8 @@ def encode_query(query: LatencyQuery) -> predictor_pb2.PredictRequest:
         model_version=query.model_version,
         prefer_measured=query.prefer_measured,
         correction=query.correction,
+        sustained=query.sustained,
+        power_limit_w=query.power_limit_w,
     )
 
 
@@ -82,6 +84,8 @@ def decode_query(message: predictor_pb2.PredictRequest) -> LatencyQuery:
         model_version=message.model_version,
         prefer_measured=message.prefer_measured,
         correction=message.correction,
+        sustained=message.sustained,
+        power_limit_w=message.power_limit_w,
     )
 
 

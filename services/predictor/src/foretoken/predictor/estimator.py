@@ -40,6 +40,7 @@ from foretoken.predictor.source import (
     target_inside_node,
     target_linked_alike,
 )
+from foretoken.predictor.sustained import sustain
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer import TransferModel
 from foretoken.predictor.transfer.links import choose_rows
@@ -104,13 +105,24 @@ class Estimator:
         self, table: OperatorTable, query: LatencyQuery, device: DeviceSpec
     ) -> LatencyColumns:
         if self._cache is None:
-            return self._estimate(table, query, device)
+            return self._sustain(table, query, device)
         key = cache_key(self._models.version, query, table)
         estimates = self._cache.find(key)
         if estimates is None:
-            estimates = self._estimate(table, query, device)
+            estimates = self._sustain(table, query, device)
             self._cache.keep(key, estimates)
         return estimates
+
+    def _sustain(
+        self, table: OperatorTable, query: LatencyQuery, device: DeviceSpec
+    ) -> LatencyColumns:
+        found = self._estimate(table, query, device)
+        if not query.sustained or not len(found.latency_us):
+            return found
+        spec = find_operator(table.operator)
+        target = find_target(spec, device.name, query.topology, table.dtype, table.phase)
+        call = Call(spec, table, read_columns(spec, table.columns), target)
+        return sustain(call, query, found)
 
     def _estimate(
         self, table: OperatorTable, query: LatencyQuery, device: DeviceSpec

@@ -21,6 +21,7 @@ from foretoken.domain.operators.spec.operator import OperatorSpec, all_operators
 from foretoken.domain.operators.spec.overlap import is_of_overlap
 from foretoken.predictor.features import Design, Matrix, build_axes, build_design
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
+from foretoken.predictor.sustained import to_burst_us
 from foretoken.wire.arrow import dims_to_columns, read_table
 
 _log = logging.getLogger(__name__)
@@ -257,7 +258,7 @@ def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Ta
     """Return the rows that neither failed nor are flagged for other reasons than those tolerated.
 
     Those of calls concurrent with others are left out: they tell how two disturb each other.
-    Columns: the circumstances, without nulls, `kernel`, `dims` and `latency_us`.
+    Columns: the circumstances, without nulls, `kernel`, `dims`, `latency_us` and `is_sustained`.
     """
     latency = pc.coalesce(table["latency_us_median"], table["latency_us_mean"])
     num_flags = _count_flags(table["flags"], tolerated_flags)
@@ -271,7 +272,9 @@ def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Ta
     columns = {name: table[name] for name in ("operator", "device", "dtype", "phase", "dims")}
     for name in ("topology", "kernel", "variant"):
         columns[name] = pc.coalesce(table[name], pa.scalar(""))
-    columns |= {"framework": named, "latency_us": latency}
+    # What has a mean power was timed for about a second, which others were not.
+    has_power = pc.is_valid(table["power_w"])
+    columns |= {"framework": named, "latency_us": latency, "is_sustained": has_power}
     variants = pc.unique(columns["variant"]).to_pylist()
     disturbed = [variant for variant in variants if is_of_overlap(variant)]
     is_alone = pc.invert(pc.is_in(columns["variant"], pa.array(disturbed, pa.string())))
@@ -300,7 +303,20 @@ def group_rows(table: pa.Table) -> Iterable[tuple[SeriesKey, pa.Table]]:
         rows = table.filter(pa.array(codes == code))
         key = _canonical_key(tuple(rows[name][0].as_py() for name in _GROUP_COLUMNS))
         if key is not None:
-            yield key, rows
+            yield key, _as_bursts(key, rows)
+
+
+def _as_bursts(key: SeriesKey, rows: pa.Table) -> pa.Table:
+    """Return rows with the times that those timed for long would have had in a burst."""
+    places = np.flatnonzero(rows["is_sustained"].to_numpy())
+    if not len(places):
+        return rows
+    points, latency_us = read_points(key.spec, rows)
+    columns = dict(zip(key.spec.dim_names, points[places].T, strict=True))
+    bursts_us = latency_us.copy()
+    bursts_us[places] = to_burst_us(key.spec, columns, key.target, latency_us[places])
+    index = rows.schema.get_field_index("latency_us")
+    return rows.set_column(index, "latency_us", pa.array(bursts_us))
 
 
 def _canonical_key(values: tuple[str, ...]) -> SeriesKey | None:

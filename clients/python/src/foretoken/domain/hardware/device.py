@@ -1,7 +1,7 @@
 """Exact accelerator products and their physical limits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from foretoken.domain.alias import canonical_device
@@ -18,9 +18,9 @@ class DeviceSpec:
     or tensor processor cores, `l2_cache_bytes` the last cache before the memory.
     `peak_flops_per_s` is dense (no sparsity), per dtype, from the vendor's data sheet.
     `launch_latency_us` is the shortest time a kernel takes on the device, the floor of any latency.
-    `sustained_flops_ratio` is the share of the peak that large matrix products keep up as long as a
-    training step lasts, where a document says so: power limits some devices far below what short
-    measurements reach (0: not known).
+    `throttled_from_ratio` is, per dtype, the share of the peak from which on power slows what runs
+    for long (see `hardware/sustained.py`; empty: not known). `sustained_flops_ratio` is the share
+    that nothing exceeds for long, where a document says so (0: none does).
     `vendor_names` are the names drivers and other tools print for it.
     """
 
@@ -37,6 +37,7 @@ class DeviceSpec:
     tdp_w: float
     launch_latency_us: float
     sustained_flops_ratio: float = 0.0
+    throttled_from_ratio: Mapping[DType, float] = field(default_factory=dict)
     vendor_names: tuple[str, ...] = ()
 
     def peak_flops(self, dtype: DType) -> float:

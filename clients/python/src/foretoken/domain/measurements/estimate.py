@@ -111,6 +111,8 @@ class LatencyQuery:
     `model_version` pins the models that answer; empty takes the active ones. With
     `prefer_measured` a point that was measured is answered by its measurement alone, else by that
     and the model around it. `correction` names a correction to apply; empty applies none.
+    With `sustained` calls take what they take in work that lasts, where power slows a device, not
+    in a burst; `power_limit_w` is what each device is limited to then (0: what it is sold with).
     """
 
     device: str
@@ -122,6 +124,8 @@ class LatencyQuery:
     model_version: str = ""
     prefer_measured: bool = False
     correction: str = ""
+    sustained: bool = False
+    power_limit_w: float = 0.0
 
     def __post_init__(self) -> None:
         """Put the device's own name in place of another of its names."""

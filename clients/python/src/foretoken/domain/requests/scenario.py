@@ -83,6 +83,9 @@ class ServingScenario:
     device_usd_per_hour: float = option(0.0, "price of a device; 0: costs are not reported")
     device_idle_w: float = option(0.0, "measured power; 0: energy is not reported")
     device_busy_w: float = option(0.0, "the same where every device computes")
+    power_limit_w: float = option(
+        0.0, "power that each device is limited to, in W; 0: what it is sold with"
+    )
     cluster: ClusterSpec | None = option(
         None, "pools of replicas, routers, autoscaling, failures: see clusters"
     )
@@ -101,6 +104,12 @@ class ServingScenario:
             for pool in self.cluster.pools
         )
 
+    @property
+    def busy_power_w(self) -> float:
+        """Power of a device that computes: as measured, at most what it is limited to."""
+        most_w = self.power_limit_w or self.device_busy_w
+        return max(self.device_idle_w, min(self.device_busy_w, most_w))
+
     def __post_init__(self) -> None:
         """Refuse a seed that random generators do not take, and negative prices and powers."""
         settle_devices(self, "device")
@@ -111,6 +120,7 @@ class ServingScenario:
             "moe_imbalance_ratio": (self.moe_imbalance_ratio >= 1, "must be at least 1"),
             "device_usd_per_hour": (self.device_usd_per_hour >= 0, "must not be negative"),
             "device_idle_w": (self.device_idle_w >= 0, "must not be negative"),
+            "power_limit_w": (self.power_limit_w >= 0, "must not be negative"),
             "device_busy_w": (
                 self.device_busy_w >= self.device_idle_w,
                 "must be at least device_idle_w",
@@ -222,6 +232,9 @@ class TrainingScenario:
     overflow_ratio: float = option(0.0, "share of steps that find an overflow and skip the update")
     straggler_ratio: float = option(0.0, "spread of the ranks' speed, standard deviation over mean")
     network_spread_ratio: float = option(0.0, "spread of transfer times")
+    power_limit_w: float = option(
+        0.0, "power that each device is limited to, in W; 0: what it is sold with"
+    )
     stage_devices: tuple[str, ...] = option(
         (), "the device of every rank of the pipeline where they differ; empty: all are `device`"
     )

@@ -58,6 +58,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         max_context=1 << max(max_context - 1, 1).bit_length(),
         rows_per_seq=_tokens_per_seq(scenario),
         two_batch_tokens=engine.two_batch_tokens if engine_layout(scenario).dp > 1 else 0,
+        power_limit_w=scenario.power_limit_w,
     )
 
 
@@ -116,6 +117,8 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: PredictorPort) -> LatencySurfac
         framework=spec.framework,
         preferred_framework=spec.software,
         prefer_measured=True,
+        sustained=spec.power_limit_w > 0,
+        power_limit_w=spec.power_limit_w,
     )
     reply = predictor.predict(query)
     return form.surfaces(questions.match(reply.tables), reply.model_version)

@@ -17,7 +17,8 @@ class SurfaceSpec:
     `software` is the engine with its versions, whose measurements come first. `layout.dp` is above
     1 only where engines run in lock step and share experts. A sequence is sampled from at
     `rows_per_seq` of its tokens at most. Engines in lock step compute steps of `two_batch_tokens`
-    each (0: none) in two halves.
+    each (0: none) in two halves. Where devices are limited to `power_limit_w`, 0 for what they are
+    sold with, times are those of work that lasts, not of bursts.
     """
 
     model: ModelArchitecture
@@ -36,6 +37,7 @@ class SurfaceSpec:
     max_context: int
     rows_per_seq: int = 1
     two_batch_tokens: int = 0
+    power_limit_w: float = 0.0
 
     @property
     def limits(self) -> StepLimits:

@@ -24,7 +24,7 @@ _CONFIGURATION = (
     *("recompute_modules", "partitions_activations", "zero_stage", "shard_degree"),
     *("sequence_parallel", "context_parallel", "weight_parallel", "weight_degree", "expert_tp"),
     *("moe_routing", "moe_imbalance_ratio", "overflow_ratio", "straggler_ratio"),
-    *("network_spread_ratio", "module_times", "calibration"),
+    *("network_spread_ratio", "power_limit_w", "module_times", "calibration"),
 )
 # These also where they are as a scenario has them by default.
 _ALWAYS_SHOWN = {

@@ -313,7 +313,7 @@ def _busy_ratios(report: ServingReport, run: FleetRun) -> Sequence[float]:
 
 def _power_w(scenario: ServingScenario, busy_ratio: float) -> float:
     """Return the power of a device that is busy for a share of the time, in W."""
-    idle_w, busy_w = scenario.device_idle_w, scenario.device_busy_w
+    idle_w, busy_w = scenario.device_idle_w, scenario.busy_power_w
     return idle_w + (busy_w - idle_w) * busy_ratio
 
 

@@ -125,7 +125,7 @@ def _pool_series(
     parts = [_engine_series(record.steps[e], pool.num_stages, edges) for e in pool.engines]
     total = {name: _add_up([part[name] for part in parts]) for name in parts[0]}
     held_s, ready_s = _held_series(pool, interval)
-    idle_w, busy_w = pool.scenario.device_idle_w, pool.scenario.device_busy_w
+    idle_w, busy_w = pool.scenario.device_idle_w, pool.scenario.busy_power_w
     energy_j = pool.num_devices * (idle_w * held_s + (busy_w - idle_w) * total["busy_s"])
     return {
         **total,

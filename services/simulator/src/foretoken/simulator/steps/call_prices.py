@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.hardware.device import DeviceSpec, find_device
-from foretoken.domain.hardware.roofline import compute_terms
 from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.measurements.estimate import (
     DType,
@@ -19,7 +17,6 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Phase,
 )
-from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
@@ -31,19 +28,20 @@ from foretoken.simulator.steps.row_numbers import number_rows
 class PricedTable:
     """The calls of a table on a device and its links, with the predictor's answer.
 
-    `sustained_us` are the estimates at the rate that the device keeps up. `topology` is empty for
-    the device's first.
+    `topology` is empty for the device's first.
     """
 
     table: OperatorTable
     answer: LatencyColumns
-    sustained_us: Floats
     device: str
     topology: str
 
+    @property
+    def latency_us(self) -> Floats:
+        """The estimates."""
+        return np.asarray(self.answer.latency_us, dtype=np.float64)
 
-# Groups of operators that the tensor cores work for; the limit is none to others in them.
-_MATRIX_GROUPS = ("gemm", "attention", "moe")
+
 # The places of the bounds in the prices of `estimate_and_bounds`, and of those that begin so.
 BOUNDS = (1, 2)
 # Gives the prices in µs that times are wanted for, each one of a table's calls.
@@ -114,6 +112,8 @@ class CallBook:
             topology=scenario.topology,
             framework=scenario.framework,
             preferred_framework=scenario.trainer.resolve().software,
+            sustained=True,
+            power_limit_w=scenario.power_limit_w,
             tables=tuple(
                 OperatorTable(
                     operator=operator,
@@ -127,16 +127,14 @@ class CallBook:
                 )
             ),
         )
-        reply, device = predictor.predict(query), find_device(scenario.device)
+        reply = predictor.predict(query)
         self.model_version = reply.model_version
         answers = answer_by_libraries(query, reply.tables, scenario.trainer.resolve(), predictor)
         prices_us: list[Floats] = []
         for table, distinct, answer in zip(query.tables, wanted, answers, strict=True):
-            latency_us = np.asarray(answer.latency_us, dtype=np.float64)
             priced = PricedTable(
                 table=table,
                 answer=answer,
-                sustained_us=hold_to_sustained(latency_us, table, device),
                 device=query.device,
                 topology=query.topology,
             )
@@ -155,14 +153,9 @@ class CallBook:
 
 def estimate_and_bounds(priced: PricedTable) -> tuple[Floats, Floats, Floats]:
     """Return the estimate, and the low and the high bound of the predictor's interval."""
-    answer, sustained_us = priced.answer, priced.sustained_us
-    high_us = np.asarray(answer.high_us, dtype=np.float64)
-    is_slower = sustained_us > np.asarray(answer.latency_us, dtype=np.float64)
-    return (
-        sustained_us,
-        np.asarray(answer.low_us, dtype=np.float64),
-        np.where(is_slower, np.maximum(high_us, sustained_us), high_us),
-    )
+    answer = priced.answer
+    low_us, high_us = (np.asarray(end, dtype=np.float64) for end in (answer.low_us, answer.high_us))
+    return priced.latency_us, low_us, high_us
 
 
 def _column(value: Any, length: int) -> Ints:
@@ -188,16 +181,3 @@ class _Distinct:
             numbers=np.repeat(calls.starts, lengths) + steps,
             inverse=inverse,
         )
-
-
-def hold_to_sustained(latency_us: Floats, table: OperatorTable, device: DeviceSpec) -> Floats:
-    """Return what matrix products cost at the rate that a device keeps up through a step.
-
-    They are timed alone, small ones and attention too briefly to reach the limit of power.
-    """
-    spec = find_operator(table.operator)
-    if not (device.sustained_flops_ratio and spec.group in _MATRIX_GROUPS):
-        return latency_us
-    terms = compute_terms(spec, table.columns, table.dtype, table.phase, device)
-    sustained: Floats = np.maximum(latency_us, terms.compute_us / device.sustained_flops_ratio)
-    return sustained

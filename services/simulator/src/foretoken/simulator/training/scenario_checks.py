@@ -47,6 +47,7 @@ _LEAST = {
     "overflow_ratio": 0,
     "straggler_ratio": 0,
     "network_spread_ratio": 0,
+    "power_limit_w": 0,
 }
 
 

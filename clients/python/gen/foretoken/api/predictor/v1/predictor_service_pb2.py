@@ -31,7 +31,7 @@ from foretoken.api.types.v1 import planning_pb2 as foretoken_dot_api_dot_types_d
 from foretoken.api.types.v1 import report_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_report__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n2foretoken/api/predictor/v1/predictor_service.proto\x12\x1a\x66oretoken.api.predictor.v1\x1a\'foretoken/api/types/v1/correction.proto\x1a%foretoken/api/types/v1/estimate.proto\x1a(foretoken/api/types/v1/explanation.proto\x1a foretoken/api/types/v1/job.proto\x1a%foretoken/api/types/v1/operator.proto\x1a%foretoken/api/types/v1/planning.proto\x1a#foretoken/api/types/v1/report.proto\"\xfb\x01\n\x0ePredictRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x35\n\x06tables\x18\x02 \x03(\x0b\x32%.foretoken.api.types.v1.OperatorTable\x12\x10\n\x08topology\x18\x03 \x01(\t\x12\x11\n\tframework\x18\x04 \x01(\t\x12\x1c\n\x14refuse_extrapolation\x18\x05 \x01(\x08\x12\x15\n\rmodel_version\x18\x06 \x01(\t\x12\x17\n\x0fprefer_measured\x18\x07 \x01(\x08\x12\x12\n\ncorrection\x18\x08 \x01(\t\x12\x1b\n\x13preferred_framework\x18\t \x01(\t\"`\n\x0fPredictResponse\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x36\n\x06tables\x18\x02 \x03(\x0b\x32&.foretoken.api.types.v1.LatencyColumns\"G\n\x15\x43reateTrainingRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x10\n\x08operator\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x03\"*\n\x18GetTrainingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"m\n\x0cModelVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\ncreated_at\x18\x02 \x01(\t\x12\x15\n\rsnapshot_hash\x18\x03 \x01(\t\x12\x11\n\trow_count\x18\x04 \x01(\x03\x12\x0e\n\x06\x61\x63tive\x18\x05 \x01(\x08\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"g\n\x12ListModelsResponse\x12\x38\n\x06models\x18\x01 \x03(\x0b\x32(.foretoken.api.predictor.v1.ModelVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"K\n\x0e\x45xplainRequest\x12\x39\n\x05query\x18\x01 \x01(\x0b\x32*.foretoken.api.predictor.v1.PredictRequest\"*\n\x0bSurfaceAxis\x12\x0b\n\x03\x64im\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x03\"\xb7\x02\n\x0fTabulateRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x10\n\x08operator\x18\x02 \x01(\t\x12,\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Dtype\x12\x35\n\x04\x61xes\x18\x04 \x03(\x0b\x32\'.foretoken.api.predictor.v1.SurfaceAxis\x12,\n\x05phase\x18\x05 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Phase\x12\x0f\n\x07variant\x18\x06 \x01(\t\x12\x0e\n\x06kernel\x18\x07 \x01(\t\x12\x10\n\x08topology\x18\x08 \x01(\t\x12\x11\n\tframework\x18\t \x01(\t\x12\x15\n\rmodel_version\x18\n \x01(\t\x12\x12\n\ncorrection\x18\x0b \x01(\t\"d\n\x10TabulateResponse\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x39\n\testimates\x18\x02 \x01(\x0b\x32&.foretoken.api.types.v1.LatencyColumns\"\xd0\x02\n\x12PlanProfileRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x10\n\x08operator\x18\x02 \x01(\t\x12,\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Dtype\x12,\n\x05phase\x18\x04 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Phase\x12\x33\n\x04\x61xes\x18\x05 \x03(\x0b\x32%.foretoken.api.types.v1.CandidateAxis\x12\x10\n\x08topology\x18\x06 \x01(\t\x12\x11\n\tframework\x18\x07 \x01(\t\x12\x0f\n\x07variant\x18\x08 \x01(\t\x12\x19\n\x0c\x62udget_gpu_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0fmax_point_count\x18\n \x01(\x03\x12\x0c\n\x04seed\x18\x0b \x01(\x03\x42\x0f\n\r_budget_gpu_s\"\'\n\x14\x41\x63tivateModelRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"\xa9\x01\n\x17\x43reateCorrectionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x39\n\x0cobservations\x18\x03 \x03(\x0b\x32#.foretoken.api.types.v1.Observation\x12\x10\n\x08topology\x18\x04 \x01(\t\x12\x11\n\tframework\x18\x05 \x01(\t\x12\x10\n\x08\x62y_group\x18\x06 \x01(\x08\"?\n\x16ListCorrectionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"k\n\x17ListCorrectionsResponse\x12\x37\n\x0b\x63orrections\x18\x01 \x03(\x0b\x32\".foretoken.api.types.v1.Correction\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\x93\x0b\n\x10PredictorService\x12\x62\n\x07Predict\x12*.foretoken.api.predictor.v1.PredictRequest\x1a+.foretoken.api.predictor.v1.PredictResponse\x12\x65\n\x08Tabulate\x12+.foretoken.api.predictor.v1.TabulateRequest\x1a,.foretoken.api.predictor.v1.TabulateResponse\x12Z\n\x07\x45xplain\x12*.foretoken.api.predictor.v1.ExplainRequest\x1a#.foretoken.api.types.v1.Explanation\x12\x62\n\x0bPlanProfile\x12..foretoken.api.predictor.v1.PlanProfileRequest\x1a#.foretoken.api.types.v1.ProfilePlan\x12`\n\x0e\x43reateTraining\x12\x31.foretoken.api.predictor.v1.CreateTrainingRequest\x1a\x1b.foretoken.api.types.v1.Job\x12z\n\x11GetTrainingReport\x12\x34.foretoken.api.predictor.v1.GetTrainingReportRequest\x1a/.foretoken.api.types.v1.PredictorTrainingReport\x12k\n\nListModels\x12-.foretoken.api.predictor.v1.ListModelsRequest\x1a..foretoken.api.predictor.v1.ListModelsResponse\x12k\n\rActivateModel\x12\x30.foretoken.api.predictor.v1.ActivateModelRequest\x1a(.foretoken.api.predictor.v1.ModelVersion\x12k\n\x10\x43reateCorrection\x12\x33.foretoken.api.predictor.v1.CreateCorrectionRequest\x1a\".foretoken.api.types.v1.Correction\x12z\n\x0fListCorrections\x12\x32.foretoken.api.predictor.v1.ListCorrectionsRequest\x1a\x33.foretoken.api.predictor.v1.ListCorrectionsResponse\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n2foretoken/api/predictor/v1/predictor_service.proto\x12\x1a\x66oretoken.api.predictor.v1\x1a\'foretoken/api/types/v1/correction.proto\x1a%foretoken/api/types/v1/estimate.proto\x1a(foretoken/api/types/v1/explanation.proto\x1a foretoken/api/types/v1/job.proto\x1a%foretoken/api/types/v1/operator.proto\x1a%foretoken/api/types/v1/planning.proto\x1a#foretoken/api/types/v1/report.proto\"\xa5\x02\n\x0ePredictRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x35\n\x06tables\x18\x02 \x03(\x0b\x32%.foretoken.api.types.v1.OperatorTable\x12\x10\n\x08topology\x18\x03 \x01(\t\x12\x11\n\tframework\x18\x04 \x01(\t\x12\x1c\n\x14refuse_extrapolation\x18\x05 \x01(\x08\x12\x15\n\rmodel_version\x18\x06 \x01(\t\x12\x17\n\x0fprefer_measured\x18\x07 \x01(\x08\x12\x12\n\ncorrection\x18\x08 \x01(\t\x12\x1b\n\x13preferred_framework\x18\t \x01(\t\x12\x11\n\tsustained\x18\n \x01(\x08\x12\x15\n\rpower_limit_w\x18\x0b \x01(\x01\"`\n\x0fPredictResponse\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x36\n\x06tables\x18\x02 \x03(\x0b\x32&.foretoken.api.types.v1.LatencyColumns\"G\n\x15\x43reateTrainingRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x10\n\x08operator\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x03\"*\n\x18GetTrainingReportRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"m\n\x0cModelVersion\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\ncreated_at\x18\x02 \x01(\t\x12\x15\n\rsnapshot_hash\x18\x03 \x01(\t\x12\x11\n\trow_count\x18\x04 \x01(\x03\x12\x0e\n\x06\x61\x63tive\x18\x05 \x01(\x08\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"g\n\x12ListModelsResponse\x12\x38\n\x06models\x18\x01 \x03(\x0b\x32(.foretoken.api.predictor.v1.ModelVersion\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"K\n\x0e\x45xplainRequest\x12\x39\n\x05query\x18\x01 \x01(\x0b\x32*.foretoken.api.predictor.v1.PredictRequest\"*\n\x0bSurfaceAxis\x12\x0b\n\x03\x64im\x18\x01 \x01(\t\x12\x0e\n\x06values\x18\x02 \x03(\x03\"\xb7\x02\n\x0fTabulateRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x10\n\x08operator\x18\x02 \x01(\t\x12,\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Dtype\x12\x35\n\x04\x61xes\x18\x04 \x03(\x0b\x32\'.foretoken.api.predictor.v1.SurfaceAxis\x12,\n\x05phase\x18\x05 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Phase\x12\x0f\n\x07variant\x18\x06 \x01(\t\x12\x0e\n\x06kernel\x18\x07 \x01(\t\x12\x10\n\x08topology\x18\x08 \x01(\t\x12\x11\n\tframework\x18\t \x01(\t\x12\x15\n\rmodel_version\x18\n \x01(\t\x12\x12\n\ncorrection\x18\x0b \x01(\t\"d\n\x10TabulateResponse\x12\x15\n\rmodel_version\x18\x01 \x01(\t\x12\x39\n\testimates\x18\x02 \x01(\x0b\x32&.foretoken.api.types.v1.LatencyColumns\"\xd0\x02\n\x12PlanProfileRequest\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x10\n\x08operator\x18\x02 \x01(\t\x12,\n\x05\x64type\x18\x03 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Dtype\x12,\n\x05phase\x18\x04 \x01(\x0e\x32\x1d.foretoken.api.types.v1.Phase\x12\x33\n\x04\x61xes\x18\x05 \x03(\x0b\x32%.foretoken.api.types.v1.CandidateAxis\x12\x10\n\x08topology\x18\x06 \x01(\t\x12\x11\n\tframework\x18\x07 \x01(\t\x12\x0f\n\x07variant\x18\x08 \x01(\t\x12\x19\n\x0c\x62udget_gpu_s\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x17\n\x0fmax_point_count\x18\n \x01(\x03\x12\x0c\n\x04seed\x18\x0b \x01(\x03\x42\x0f\n\r_budget_gpu_s\"\'\n\x14\x41\x63tivateModelRequest\x12\x0f\n\x07version\x18\x01 \x01(\t\"\xa9\x01\n\x17\x43reateCorrectionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x39\n\x0cobservations\x18\x03 \x03(\x0b\x32#.foretoken.api.types.v1.Observation\x12\x10\n\x08topology\x18\x04 \x01(\t\x12\x11\n\tframework\x18\x05 \x01(\t\x12\x10\n\x08\x62y_group\x18\x06 \x01(\x08\"?\n\x16ListCorrectionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"k\n\x17ListCorrectionsResponse\x12\x37\n\x0b\x63orrections\x18\x01 \x03(\x0b\x32\".foretoken.api.types.v1.Correction\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\x93\x0b\n\x10PredictorService\x12\x62\n\x07Predict\x12*.foretoken.api.predictor.v1.PredictRequest\x1a+.foretoken.api.predictor.v1.PredictResponse\x12\x65\n\x08Tabulate\x12+.foretoken.api.predictor.v1.TabulateRequest\x1a,.foretoken.api.predictor.v1.TabulateResponse\x12Z\n\x07\x45xplain\x12*.foretoken.api.predictor.v1.ExplainRequest\x1a#.foretoken.api.types.v1.Explanation\x12\x62\n\x0bPlanProfile\x12..foretoken.api.predictor.v1.PlanProfileRequest\x1a#.foretoken.api.types.v1.ProfilePlan\x12`\n\x0e\x43reateTraining\x12\x31.foretoken.api.predictor.v1.CreateTrainingRequest\x1a\x1b.foretoken.api.types.v1.Job\x12z\n\x11GetTrainingReport\x12\x34.foretoken.api.predictor.v1.GetTrainingReportRequest\x1a/.foretoken.api.types.v1.PredictorTrainingReport\x12k\n\nListModels\x12-.foretoken.api.predictor.v1.ListModelsRequest\x1a..foretoken.api.predictor.v1.ListModelsResponse\x12k\n\rActivateModel\x12\x30.foretoken.api.predictor.v1.ActivateModelRequest\x1a(.foretoken.api.predictor.v1.ModelVersion\x12k\n\x10\x43reateCorrection\x12\x33.foretoken.api.predictor.v1.CreateCorrectionRequest\x1a\".foretoken.api.types.v1.Correction\x12z\n\x0fListCorrections\x12\x32.foretoken.api.predictor.v1.ListCorrectionsRequest\x1a\x33.foretoken.api.predictor.v1.ListCorrectionsResponse\x12L\n\x06GetJob\x12%.foretoken.api.types.v1.GetJobRequest\x1a\x1b.foretoken.api.types.v1.Job\x12]\n\x08ListJobs\x12\'.foretoken.api.types.v1.ListJobsRequest\x1a(.foretoken.api.types.v1.ListJobsResponse\x12R\n\x08WatchJob\x12\'.foretoken.api.types.v1.WatchJobRequest\x1a\x1b.foretoken.api.types.v1.Job0\x01\x12R\n\tCancelJob\x12(.foretoken.api.types.v1.CancelJobRequest\x1a\x1b.foretoken.api.types.v1.Jobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,37 +39,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foretoken.api.predictor.v1.
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREDICTREQUEST']._serialized_start=354
-  _globals['_PREDICTREQUEST']._serialized_end=605
-  _globals['_PREDICTRESPONSE']._serialized_start=607
-  _globals['_PREDICTRESPONSE']._serialized_end=703
-  _globals['_CREATETRAININGREQUEST']._serialized_start=705
-  _globals['_CREATETRAININGREQUEST']._serialized_end=776
-  _globals['_GETTRAININGREPORTREQUEST']._serialized_start=778
-  _globals['_GETTRAININGREPORTREQUEST']._serialized_end=820
-  _globals['_MODELVERSION']._serialized_start=822
-  _globals['_MODELVERSION']._serialized_end=931
-  _globals['_LISTMODELSREQUEST']._serialized_start=933
-  _globals['_LISTMODELSREQUEST']._serialized_end=991
-  _globals['_LISTMODELSRESPONSE']._serialized_start=993
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1096
-  _globals['_EXPLAINREQUEST']._serialized_start=1098
-  _globals['_EXPLAINREQUEST']._serialized_end=1173
-  _globals['_SURFACEAXIS']._serialized_start=1175
-  _globals['_SURFACEAXIS']._serialized_end=1217
-  _globals['_TABULATEREQUEST']._serialized_start=1220
-  _globals['_TABULATEREQUEST']._serialized_end=1531
-  _globals['_TABULATERESPONSE']._serialized_start=1533
-  _globals['_TABULATERESPONSE']._serialized_end=1633
-  _globals['_PLANPROFILEREQUEST']._serialized_start=1636
-  _globals['_PLANPROFILEREQUEST']._serialized_end=1972
-  _globals['_ACTIVATEMODELREQUEST']._serialized_start=1974
-  _globals['_ACTIVATEMODELREQUEST']._serialized_end=2013
-  _globals['_CREATECORRECTIONREQUEST']._serialized_start=2016
-  _globals['_CREATECORRECTIONREQUEST']._serialized_end=2185
-  _globals['_LISTCORRECTIONSREQUEST']._serialized_start=2187
-  _globals['_LISTCORRECTIONSREQUEST']._serialized_end=2250
-  _globals['_LISTCORRECTIONSRESPONSE']._serialized_start=2252
-  _globals['_LISTCORRECTIONSRESPONSE']._serialized_end=2359
-  _globals['_PREDICTORSERVICE']._serialized_start=2362
-  _globals['_PREDICTORSERVICE']._serialized_end=3789
+  _globals['_PREDICTREQUEST']._serialized_end=647
+  _globals['_PREDICTRESPONSE']._serialized_start=649
+  _globals['_PREDICTRESPONSE']._serialized_end=745
+  _globals['_CREATETRAININGREQUEST']._serialized_start=747
+  _globals['_CREATETRAININGREQUEST']._serialized_end=818
+  _globals['_GETTRAININGREPORTREQUEST']._serialized_start=820
+  _globals['_GETTRAININGREPORTREQUEST']._serialized_end=862
+  _globals['_MODELVERSION']._serialized_start=864
+  _globals['_MODELVERSION']._serialized_end=973
+  _globals['_LISTMODELSREQUEST']._serialized_start=975
+  _globals['_LISTMODELSREQUEST']._serialized_end=1033
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1035
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1138
+  _globals['_EXPLAINREQUEST']._serialized_start=1140
+  _globals['_EXPLAINREQUEST']._serialized_end=1215
+  _globals['_SURFACEAXIS']._serialized_start=1217
+  _globals['_SURFACEAXIS']._serialized_end=1259
+  _globals['_TABULATEREQUEST']._serialized_start=1262
+  _globals['_TABULATEREQUEST']._serialized_end=1573
+  _globals['_TABULATERESPONSE']._serialized_start=1575
+  _globals['_TABULATERESPONSE']._serialized_end=1675
+  _globals['_PLANPROFILEREQUEST']._serialized_start=1678
+  _globals['_PLANPROFILEREQUEST']._serialized_end=2014
+  _globals['_ACTIVATEMODELREQUEST']._serialized_start=2016
+  _globals['_ACTIVATEMODELREQUEST']._serialized_end=2055
+  _globals['_CREATECORRECTIONREQUEST']._serialized_start=2058
+  _globals['_CREATECORRECTIONREQUEST']._serialized_end=2227
+  _globals['_LISTCORRECTIONSREQUEST']._serialized_start=2229
+  _globals['_LISTCORRECTIONSREQUEST']._serialized_end=2292
+  _globals['_LISTCORRECTIONSRESPONSE']._serialized_start=2294
+  _globals['_LISTCORRECTIONSRESPONSE']._serialized_end=2401
+  _globals['_PREDICTORSERVICE']._serialized_start=2404
+  _globals['_PREDICTORSERVICE']._serialized_end=3831
 # @@protoc_insertion_point(module_scope)

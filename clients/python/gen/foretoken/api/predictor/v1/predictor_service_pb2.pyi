@@ -37,6 +37,8 @@ class PredictRequest(_message.Message):
     PREFER_MEASURED_FIELD_NUMBER: _builtins.int
     CORRECTION_FIELD_NUMBER: _builtins.int
     PREFERRED_FRAMEWORK_FIELD_NUMBER: _builtins.int
+    SUSTAINED_FIELD_NUMBER: _builtins.int
+    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     """Name of the device. Empty: an error."""
     topology: _builtins.str
@@ -55,6 +57,10 @@ class PredictRequest(_message.Message):
     """Where no framework is named, the one whose measurements come first ("vllm 0.14-0.16" is a range
     of versions), then those of its nearest version. Empty: none.
     """
+    sustained: _builtins.bool
+    """Calls take what they take in work that lasts, where power slows a device. False: in a burst."""
+    power_limit_w: _builtins.float
+    """Power that each device is limited to then, in W. 0: what it is sold with."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_operator_pb2.OperatorTable]:
         """The calls. Empty: none."""
@@ -71,10 +77,12 @@ class PredictRequest(_message.Message):
         prefer_measured: _builtins.bool = ...,
         correction: _builtins.str = ...,
         preferred_framework: _builtins.str = ...,
+        sustained: _builtins.bool = ...,
+        power_limit_w: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "device", b"device", "framework", b"framework", "model_version", b"model_version", "prefer_measured", b"prefer_measured", "preferred_framework", b"preferred_framework", "refuse_extrapolation", b"refuse_extrapolation", "tables", b"tables", "topology", b"topology"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["correction", b"correction", "device", b"device", "framework", b"framework", "model_version", b"model_version", "power_limit_w", b"power_limit_w", "prefer_measured", b"prefer_measured", "preferred_framework", b"preferred_framework", "refuse_extrapolation", b"refuse_extrapolation", "sustained", b"sustained", "tables", b"tables", "topology", b"topology"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,6 +44,26 @@ class DeviceSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ThrottledFromRatioEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
@@ -57,6 +77,7 @@ class DeviceSpec(_message.Message):
     TDP_W_FIELD_NUMBER: _builtins.int
     LAUNCH_LATENCY_US_FIELD_NUMBER: _builtins.int
     SUSTAINED_FLOPS_RATIO_FIELD_NUMBER: _builtins.int
+    THROTTLED_FROM_RATIO_FIELD_NUMBER: _builtins.int
     VENDOR_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the device ("h200_sxm"). Empty: an error."""
@@ -87,6 +108,10 @@ class DeviceSpec(_message.Message):
         """Dense FLOP per s by dtype in lower case ("bf16"). Empty: none known."""
 
     @_builtins.property
+    def throttled_from_ratio(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Share of the peak by dtype in lower case from which on power slows what lasts. Empty: not known."""
+
+    @_builtins.property
     def vendor_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names that drivers and other tools print for it. Empty: none."""
 
@@ -106,11 +131,12 @@ class DeviceSpec(_message.Message):
         tdp_w: _builtins.float = ...,
         launch_latency_us: _builtins.float = ...,
         sustained_flops_ratio: _builtins.float = ...,
+        throttled_from_ratio: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         vendor_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "clock_hz", b"clock_hz", "description", b"description", "kind", b"kind", "l2_cache_bytes", b"l2_cache_bytes", "launch_latency_us", b"launch_latency_us", "memory_bandwidth_bytes_per_s", b"memory_bandwidth_bytes_per_s", "memory_bytes", b"memory_bytes", "name", b"name", "peak_flops_per_s", b"peak_flops_per_s", "sm_count", b"sm_count", "sustained_flops_ratio", b"sustained_flops_ratio", "tdp_w", b"tdp_w", "vendor_names", b"vendor_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "clock_hz", b"clock_hz", "description", b"description", "kind", b"kind", "l2_cache_bytes", b"l2_cache_bytes", "launch_latency_us", b"launch_latency_us", "memory_bandwidth_bytes_per_s", b"memory_bandwidth_bytes_per_s", "memory_bytes", b"memory_bytes", "name", b"name", "peak_flops_per_s", b"peak_flops_per_s", "sm_count", b"sm_count", "sustained_flops_ratio", b"sustained_flops_ratio", "tdp_w", b"tdp_w", "throttled_from_ratio", b"throttled_from_ratio", "vendor_names", b"vendor_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

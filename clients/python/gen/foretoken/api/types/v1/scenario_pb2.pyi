@@ -747,6 +747,7 @@ class ServingScenario(_message.Message):
     SPECULATIVE_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     MODEL_REF_FIELD_NUMBER: _builtins.int
+    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the scenario. Not set: "serving"."""
     device: _builtins.str
@@ -777,6 +778,8 @@ class ServingScenario(_message.Message):
     """The model by the name of a preset, or as the text of a Hugging Face config.json; read where
     `model` is not set. Empty: an error there.
     """
+    power_limit_w: _builtins.float
+    """Power that each device is limited to, in W. 0: what it is sold with."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelArchitecture:
         """The model to serve. Not set: that of `model_ref`."""
@@ -844,10 +847,11 @@ class ServingScenario(_message.Message):
         speculative: Global___SpeculativeSpec | None = ...,
         lora: Global___LoraSpec | None = ...,
         model_ref: _builtins.str = ...,
+        power_limit_w: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "engine", b"engine", "layout", b"layout", "lora", b"lora", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "slo", b"slo", "speculative", b"speculative", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "device", b"device", "device_busy_w", b"device_busy_w", "device_idle_w", b"device_idle_w", "device_usd_per_hour", b"device_usd_per_hour", "dtype", b"dtype", "engine", b"engine", "framework", b"framework", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "layout", b"layout", "lora", b"lora", "model", b"model", "model_ref", b"model_ref", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "quantization", b"quantization", "seed", b"seed", "slo", b"slo", "slo_classes", b"slo_classes", "speculative", b"speculative", "topology", b"topology", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "device", b"device", "device_busy_w", b"device_busy_w", "device_idle_w", b"device_idle_w", "device_usd_per_hour", b"device_usd_per_hour", "dtype", b"dtype", "engine", b"engine", "framework", b"framework", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "layout", b"layout", "lora", b"lora", "model", b"model", "model_ref", b"model_ref", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "power_limit_w", b"power_limit_w", "quantization", b"quantization", "seed", b"seed", "slo", b"slo", "slo_classes", b"slo_classes", "speculative", b"speculative", "topology", b"topology", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["moe_imbalance_ratio"]  # noqa: Y015
     _WhichOneofArgType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio"]  # noqa: Y015
@@ -901,6 +905,7 @@ class TrainingScenario(_message.Message):
     MODULE_TIMES_FIELD_NUMBER: _builtins.int
     CALIBRATION_FIELD_NUMBER: _builtins.int
     MODEL_REF_FIELD_NUMBER: _builtins.int
+    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the scenario. Not set: "training"."""
     device: _builtins.str
@@ -955,6 +960,8 @@ class TrainingScenario(_message.Message):
     """The model by the name of a preset, or as the text of a Hugging Face config.json; read where
     `model` is not set. Empty: an error there.
     """
+    power_limit_w: _builtins.float
+    """Power that each device is limited to, in W. 0: what it is sold with."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelArchitecture:
         """The model to train. Not set: that of `model_ref`."""
@@ -1029,10 +1036,11 @@ class TrainingScenario(_message.Message):
         module_times: Global___ModuleTimes | None = ...,
         calibration: Global___TrainingCalibration | None = ...,
         model_ref: _builtins.str = ...,
+        power_limit_w: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "module_times", b"module_times", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "pipeline_schedule", b"pipeline_schedule", "recompute", b"recompute", "sequence_length", b"sequence_length", "trainer", b"trainer", "virtual_stages", b"virtual_stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "device", b"device", "dtype", b"dtype", "expert_tp", b"expert_tp", "framework", b"framework", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "model_ref", b"model_ref", "module_times", b"module_times", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "network_spread_ratio", b"network_spread_ratio", "overflow_ratio", b"overflow_ratio", "partitions_activations", b"partitions_activations", "pipeline_schedule", b"pipeline_schedule", "recompute", b"recompute", "recompute_layers", b"recompute_layers", "recompute_modules", b"recompute_modules", "sequence_length", b"sequence_length", "sequence_parallel", b"sequence_parallel", "shard_degree", b"shard_degree", "stage_devices", b"stage_devices", "stage_layers", b"stage_layers", "stage_topologies", b"stage_topologies", "straggler_ratio", b"straggler_ratio", "topology", b"topology", "trainer", b"trainer", "virtual_stages", b"virtual_stages", "weight_degree", b"weight_degree", "weight_parallel", b"weight_parallel", "zero_stage", b"zero_stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "device", b"device", "dtype", b"dtype", "expert_tp", b"expert_tp", "framework", b"framework", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "model_ref", b"model_ref", "module_times", b"module_times", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "network_spread_ratio", b"network_spread_ratio", "overflow_ratio", b"overflow_ratio", "partitions_activations", b"partitions_activations", "pipeline_schedule", b"pipeline_schedule", "power_limit_w", b"power_limit_w", "recompute", b"recompute", "recompute_layers", b"recompute_layers", "recompute_modules", b"recompute_modules", "sequence_length", b"sequence_length", "sequence_parallel", b"sequence_parallel", "shard_degree", b"shard_degree", "stage_devices", b"stage_devices", "stage_layers", b"stage_layers", "stage_topologies", b"stage_topologies", "straggler_ratio", b"straggler_ratio", "topology", b"topology", "trainer", b"trainer", "virtual_stages", b"virtual_stages", "weight_degree", b"weight_degree", "weight_parallel", b"weight_parallel", "zero_stage", b"zero_stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_parallel: _TypeAlias = _typing.Literal["context_parallel"]  # noqa: Y015
     _WhichOneofArgType__context_parallel: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel"]  # noqa: Y015

@@ -44,7 +44,7 @@ def _at_bounds(own: int, num_kinds: int) -> Variants:
     """Return the prices of a kind of node: in the cases of each kind, whose bounds they are."""
 
     def price(priced: PricedTable) -> list[Floats]:
-        estimates = [priced.sustained_us] * len(CORRELATIONS)
+        estimates = [priced.latency_us] * len(CORRELATIONS)
         return [
             column
             for kind in range(num_kinds)

@@ -270,13 +270,18 @@ def fetch_grids(
 ) -> list[LatencySurfaces]:
     """Return the surfaces of many engines; one query for each device, topology and software.
 
+    And for each limit of the devices' power.
+
     Raises:
         InvalidRequestError: a layout does not fit its model.
         ForetokenError: whatever the predictor raises.
 
     """
     forms = [SurfaceForm(spec, replica_ranks(spec), axes) for spec, axes in wanted]
-    places = [(spec.device, spec.topology, spec.framework, spec.software) for spec, _ in wanted]
+    places = [
+        (spec.device, spec.topology, spec.framework, spec.software, spec.power_limit_w)
+        for spec, _ in wanted
+    ]
     found: dict[int, LatencySurfaces] = {}
     for place in dict.fromkeys(places):
         members = [index for index, other in enumerate(places) if other == place]
@@ -284,7 +289,7 @@ def fetch_grids(
         for index in members:
             for table in forms[index].questions().tables:
                 questions.add(table)
-        device, topology, framework, software = place
+        device, topology, framework, software, power_limit_w = place
         reply = predictor.predict(
             LatencyQuery(
                 device=device,
@@ -293,6 +298,8 @@ def fetch_grids(
                 framework=framework,
                 preferred_framework=software,
                 prefer_measured=True,
+                sustained=power_limit_w > 0,
+                power_limit_w=power_limit_w,
             )
         )
         answers = questions.match(reply.tables)

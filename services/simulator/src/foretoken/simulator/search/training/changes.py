@@ -15,7 +15,6 @@ from foretoken.simulator.search.training.survey import SurveyRules
 from foretoken.simulator.steps.call_prices import (
     PricedTable,
     estimate_and_bounds,
-    hold_to_sustained,
 )
 from foretoken.simulator.steps.strategies import Strategies
 
@@ -135,11 +134,9 @@ class ChangedHardware:
 
 
 def changed_price(priced: PricedTable, change: HardwareChange) -> Floats:
-    """Return the estimates of a table on changed hardware, at the rate that it keeps up."""
+    """Return the estimates of a table on changed hardware."""
     ratio = change.time_ratio(priced.table, priced.device, priced.topology)
-    latency_us = np.asarray(priced.answer.latency_us, dtype=np.float64) * ratio
-    device = change.change_device(find_device(priced.device))
-    return hold_to_sustained(latency_us, priced.table, device)
+    return priced.latency_us * ratio
 
 
 def change_answers(answers: Answers, change: HardwareChange, step_us: Floats) -> Answers:

@@ -40,13 +40,13 @@ _MEMORY_BOUND, _IN_NODE, _BETWEEN_NODES, _POINT_TO_POINT = 2, 3, 4, 5
 def families_at_bound(priced: PricedTable) -> tuple[Floats, ...]:
     """Return the prices of a table in as many cases as `CORRELATIONS`: one part at its bounds.
 
-    Bounds are the upper ones, and lack the rate that a device keeps up.
+    Bounds are the upper ones.
     """
-    sustained_us = priced.sustained_us
-    high_us = np.maximum(np.asarray(priced.answer.high_us, dtype=np.float64), sustained_us)
+    latency_us = priced.latency_us
+    high_us = np.asarray(priced.answer.high_us, dtype=np.float64)
     part = parts_of(priced.table, np.asarray(priced.answer.provenance))
     return tuple(
-        np.where(part == number, high_us, sustained_us) for number in range(len(CORRELATIONS))
+        np.where(part == number, high_us, latency_us) for number in range(len(CORRELATIONS))
     )
 
 

@@ -65,15 +65,15 @@ class _Probe:
     def record(self, priced: PricedTable) -> tuple[Floats, ...]:
         """Note the calls that may take longer; return the estimates alone."""
         high_us = np.asarray(priced.answer.high_us, dtype=np.float64)
-        for row in np.flatnonzero(high_us > priced.sustained_us).tolist():
+        for row in np.flatnonzero(high_us > priced.latency_us).tolist():
             call = _DoubtfulCall(priced, self._num_tables, row, float(high_us[row]))
             self.calls.append(call)
         self._num_tables += 1
-        return (priced.sustained_us,)
+        return (priced.latency_us,)
 
     def price(self, priced: PricedTable) -> tuple[Floats, ...]:
         """Return the prices of the table in as many cases as there are calls."""
-        prices = np.tile(priced.sustained_us, (len(self.calls), 1))
+        prices = np.tile(priced.latency_us, (len(self.calls), 1))
         for case, call in enumerate(self.calls):
             if call.number == self._num_tables:
                 prices[case, call.row] = call.high_us

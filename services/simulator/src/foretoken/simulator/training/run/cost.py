@@ -1,5 +1,6 @@
 """What a run costs: hours of devices, and their power."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -42,8 +43,10 @@ def find_cost(scenario: TrainingScenario, rules: PriceRules) -> DeviceCost:
 
     """
     shares = device_shares(scenario)
+    most_w = scenario.power_limit_w or math.inf
     watts = sum(
-        share * (rules.device_w or find_device(name).tdp_w) for name, share in shares.items()
+        share * (rules.device_w or min(find_device(name).tdp_w, most_w))
+        for name, share in shares.items()
     )
     usd_per_hour, source = _price(shares, rules)
     return DeviceCost(
