@@ -282,6 +282,7 @@ monitoring: setup ## make the alerts, the dashboards and their reference anew fr
 docs: setup ## make the keys in docs/reference anew from the fields of scenarios, and the calls from the protos
 	$(BIN)/python -m foretoken.app.scenario_file docs/reference/scenario-files.md
 	$(BIN)/python -m foretoken.app.web.openapi docs/reference/http-api.md
+	$(BIN)/python -m foretoken.domain.results.accuracy docs/reference/accuracy.md
 
 .PHONY: format
 format: setup ## put every file into its canonical form

@@ -24,6 +24,7 @@ from pathlib import Path
 import foretoken
 from foretoken.client.facade import Foretoken
 from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.requests.layout import ParallelLayout
@@ -47,7 +48,8 @@ class _Row:
     @property
     def kind(self) -> str:
         experts = "experts" if self.scenario.model.moe is not None else "dense"
-        return f"{experts}, {self.scenario.dtype.name.lower()}"
+        architecture = find_device(self.scenario.device).architecture
+        return f"{experts}, {self.scenario.dtype.name.lower()}, {architecture}"
 
     @property
     def pair(self) -> str:
@@ -157,6 +159,8 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
     if not line["recompute"] or "every other" in line["recompute"]:
         return None
     rules = json.loads(line["rules"] or "{}")
+    for start, sourced in _SOURCED_RULES.items():
+        rules.update(sourced if line["id"].startswith(start) else {})
     number = {name: int(line[name]) for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "zero")}
     is_interleaved = number["vpp"] > 1
     return TrainingScenario(
@@ -164,6 +168,7 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
         model=_model(line["model"]),
         device=line["device"],
         dtype=DType[line["precision"].upper()],
+        expert_tp=1 if line["id"].startswith(_WHOLE_EXPERTS) else 0,
         layout=ParallelLayout(**{axis: number[axis] for axis in ("tp", "pp", "cp", "dp", "ep")}),
         micro_batch_size=int(line["mbs"]),
         global_batch_size=int(line["gbs"]),
@@ -176,6 +181,21 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
         virtual_stages=number["vpp"],
         trainer=TrainerSpec(profile=line["trainer"], rules=rules),
     )
+
+
+# What sources say of a run that the file leaves out.
+_SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
+    # NVIDIA/NeMo, scripts/performance/llm/pretrain_deepseek_v3.py: DeepEP on H100. Of the model's
+    # eight groups of experts, one a node, a token reaches four (its config.json).
+    "dgxc-dsv3-bf16": {"sends_tokens_once": "true", "nodes_per_token": "4"},
+    # AI-Hypercomputer/maxtext with Transformer Engine: cuDNN's attention.
+    "dgxc-maxtext": {"attention_library": "cudnn"},
+    # NVIDIA-NeMo/Megatron-Bridge, recipes/moonlight/moonlight_16b.py: gradients and moments in
+    # bf16.
+    "mem-moonlight": {"gradient_dtype": "bf16", "moment_dtype": "bf16"},
+}
+# The same recipe does not split experts over tensor parallelism.
+_WHOLE_EXPERTS = "mem-moonlight"
 
 
 def _model(name: str) -> ModelArchitecture:

@@ -72,6 +72,7 @@ def test_the_terminal_and_the_page_say_the_same(run: Run, tmp_path: Path, name: 
         assert _COMMANDS[name][1] in said
         assert "100 % data sheet, by time" in said
         assert _NARROWED in said
+        assert "expected error" in said
     assert "question: " in result.stdout
 
 
@@ -90,6 +91,7 @@ def test_memory_rests_on_no_measurement(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     said = run("memory", "--model", "tiny-llama", "--device", "h200", "--page", page).stdout
     for text in (said, page.read_text()):
+        assert "expected error" in text
         assert "training tiny-llama in bf16 (trainer plain); on 1 x h200_sxm" in text
         assert "counted sizes of what training holds" in text
     assert '<dl class="about">\n<dt>question</dt>' in page.read_text()

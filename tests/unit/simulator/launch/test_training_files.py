@@ -228,6 +228,17 @@ def test_tokens_are_sent_once_by_deepep_to_as_many_nodes_as_the_router_allows(
     assert [] == [line for line in expected if line in plain]
 
 
+def test_moments_of_16_bit_take_the_optimizer_that_has_them(tmp_path: Path) -> None:
+    expected = [
+        *("--use-precision-aware-optimizer", "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16"),
+    ]
+    trainer = TrainerSpec(profile="megatron-core", rules={"moment_dtype": "bf16"})
+    narrow = _lines(_write(tmp_path / "narrow", replace(_EXPERTS, trainer=trainer))["train.sh"])
+    assert [] == [line for line in expected if line not in narrow]
+    plain = _lines(_write(tmp_path / "plain", _EXPERTS)["train.sh"])
+    assert [] == [line for line in expected if line in plain]
+
+
 def test_torchtitan_is_given_a_job(tmp_path: Path) -> None:
     tables = tomllib.loads(_write(tmp_path, _SHARDED)["train.toml"])
     assert {"name": "llama3", "flavor": "8B"} == tables["model"]

@@ -98,6 +98,15 @@ def test_states_of_one_parameter_take_eighteen_bytes() -> None:
     assert states.optimizer == 12 * num_params
 
 
+def test_moments_of_16_bit_take_four_bytes_less() -> None:
+    """An optimizer that reads any format makes no copy of gradients either."""
+    rules = {"moment_dtype": "bf16", "gradient_dtype": "bf16"}
+    states = measure_states(memory_scenario(trainer=dataclasses.replace(_MEGATRON, rules=rules)))
+    num_params = states.weights / 2
+    assert (2 * num_params, 8 * num_params) == (states.gradients, states.optimizer)
+    assert states.update == 0
+
+
 def test_experts_are_sharded_over_the_ranks_that_hold_the_same() -> None:
     """With as many ranks for experts as for data, no rank has another's experts to share."""
     scenario = memory_scenario(model="mixtral-8x7b", dp=8, ep=8, zero_stage=1)

@@ -3,7 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.models.architecture import ModelArchitecture, all_models
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.question import (
     describe_capacity,
@@ -27,6 +29,7 @@ from foretoken.domain.requests.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.results.accuracy import describe_accuracy, format_name, grounds_of
 from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
@@ -44,13 +47,14 @@ def echo_serving(scenario: ServingScenario, report: ServingReport) -> ServingRep
     """Return the report of a serving simulation with its echo."""
     shares = report.step_time_ratio_by_provenance
     echo = Echo(question=describe_serving(scenario), remarks=_remarks(scenario))
+    echo = _as_served(echo, shares)
     return replace(report, echo=_grounded(echo, shares, _narrowing(_served(scenario), shares)))
 
 
 def echo_capacity(request: CapacityRequest, report: CapacityReport) -> CapacityReport:
     """Return the answer of a capacity search with its echo."""
     shares, scenario = report.at_capacity.step_time_ratio_by_provenance, request.scenario
-    echo = Echo(question=describe_capacity(request), remarks=_remarks(scenario))
+    echo = _as_served(Echo(question=describe_capacity(request), remarks=_remarks(scenario)), shares)
     return replace(report, echo=_grounded(echo, shares, _narrowing(_served(scenario), shares)))
 
 
@@ -75,19 +79,23 @@ def echo_serving_search(
         basis=basis,
         remarks=tuple(dict.fromkeys(text for part in varied for text in _remarks(part))),
     )
+    echo = _as_served(echo, shares)
     return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
 
 
 def echo_training(scenario: TrainingScenario, report: TrainingReport) -> TrainingReport:
     """Return the report of a training step with its echo."""
     shares = report.step_time_ratio_by_provenance
-    echo = Echo(question=describe_training(scenario), basis="the critical stage" if shares else "")
+    basis = "the critical stage" if shares else ""
+    echo = _as_trained(Echo(question=describe_training(scenario), basis=basis), scenario, shares)
     return replace(report, echo=_grounded(echo, shares, _trained(scenario, shares)))
 
 
 def echo_run(request: TrainingRunRequest, shares: Shares) -> Echo:
     """Return the echo of a plan of a run; `shares` are those of its simulated step."""
-    echo = Echo(question=describe_run(request), basis="its simulated step" if shares else "")
+    basis = "its simulated step" if shares else ""
+    echo = Echo(question=describe_run(request), basis=basis)
+    echo = _as_trained(echo, request.scenario, shares)
     return _grounded(echo, shares, _trained(request.scenario, shares))
 
 
@@ -105,11 +113,29 @@ def echo_training_search(
         for layout in _layouts(report.candidates, firsts, scenario.layout)
     ]
     echo = Echo(question=describe_training_search(request), basis=basis)
+    echo = _as_trained(echo, scenario, shares)
     narrowing = _narrowing(calls, shares, is_training=True)
     return replace(report, echo=_grounded(echo, shares, narrowing))
 
 
 _Call = tuple[ModelArchitecture, str, ParallelLayout]
+
+
+def _as_served(echo: Echo, shares: Shares) -> Echo:
+    """Return the echo with how far such deployments were off, where a time was predicted."""
+    said = describe_accuracy("serving", {"grounds": grounds_of(shares)}) if shares else ""
+    return replace(echo, accuracy=said)
+
+
+def _as_trained(echo: Echo, scenario: TrainingScenario, shares: Shares) -> Echo:
+    """Return the echo with how far such steps were off, where a time was predicted."""
+    facts = {
+        "architecture": find_device(scenario.device).architecture,
+        "experts": "yes" if stack_of(scenario.model).experts else "no",
+        "format": format_name(scenario.dtype),
+        "grounds": grounds_of(shares),
+    }
+    return replace(echo, accuracy=describe_accuracy("training", facts) if shares else "")
 
 
 def _grounded(echo: Echo, shares: Shares, narrowing: str) -> Echo:

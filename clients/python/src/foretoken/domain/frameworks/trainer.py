@@ -136,7 +136,8 @@ class TrainerProfile:
     one for each of its operations; with `copies_parameters` another writes them in 16 bit.
 
     Formats: `gradient_dtype` is what gradients are summed up and reduced in (none: the compute
-    format), `master_dtype` that of the optimizer's copy of the weights.
+    format), `master_dtype` that of the optimizer's copy of the weights, `moment_dtype` that of its
+    two moments.
 
     Communication: `transfers` between stages are `rendezvous` (both ends must have arrived) or
     `buffered`; with `has_duplex_links` both directions of an exchange go at once. With
@@ -209,6 +210,7 @@ class TrainerProfile:
     scales_gradients: bool = False
     gradient_dtype: DType | None = DType.FP32
     master_dtype: DType = DType.FP32
+    moment_dtype: DType = DType.FP32
     transfers: str = "rendezvous"
     has_duplex_links: bool = True
     scatters_stage_transfers: bool = False

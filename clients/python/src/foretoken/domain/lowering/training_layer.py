@@ -95,7 +95,8 @@ def update_kernels(num_params: int, dtype: DType, trainer: TrainerProfile) -> _N
     nodes: list[OperatorNode] = []
     if trainer.flattens_gradients:
         nodes.append(_flat("update_flatten", "buffer_copy", num_params, dtype))
-    if trainer.gradient_dtype is not DType.FP32:
+    is_exact = trainer.moment_dtype is DType.FP32
+    if trainer.gradient_dtype is not DType.FP32 and is_exact:
         nodes.append(_flat("gradient_cast", "cast", num_params, dtype))
     unscales = scales_loss(dtype, trainer)
     if unscales and trainer.clips_gradients and trainer.unscales_first:
@@ -103,13 +104,24 @@ def update_kernels(num_params: int, dtype: DType, trainer: TrainerProfile) -> _N
     if unscales or trainer.clips_gradients:
         nodes.append(_flat("gradient_unscale", "unscale", num_params, dtype))
     if trainer.fuses_optimizer:
-        nodes.append(_flat("optimizer_update", "adam", num_params, dtype))
+        update = _flat("optimizer_update", "adam", num_params, dtype)
+        nodes.append(dataclasses.replace(update, share=_moved_share(trainer)))
     else:
         nodes.append(_flat("optimizer_update", "unscale", _ADAM_PASSES * num_params, dtype))
         nodes.append(_flat("parameter_cast", "cast", num_params, dtype))
     if trainer.fuses_optimizer and trainer.copies_parameters:
         nodes.append(_flat("parameter_cast", "cast", num_params, dtype))
     return tuple(nodes)
+
+
+def _moved_share(trainer: TrainerProfile) -> float:
+    """Return what an update moves with moments in the trainer's format, of that in fp32.
+
+    Master weight and moments are read and written, the gradient read, the parameter written.
+    """
+    moments = 2 * 2 * (DType.FP32.num_bytes - trainer.moment_dtype.num_bytes)
+    whole = 2 * 3 * DType.FP32.num_bytes + 2 * _NARROW_BYTES
+    return (whole - moments) / whole
 
 
 def scales_loss(dtype: DType, trainer: TrainerProfile) -> bool:

@@ -28,7 +28,8 @@ class Echo:
     `time_ratio_by_provenance` are shares of the predicted time (0 to 1) by `Provenance` in lower
     case; empty where no time was predicted, or none was looked at. `basis` says what they are of,
     or why there are none. `narrowing` is the command that would narrow the answer (empty: its times
-    were measured, or there are none). `remarks` say what was simulated in another way than asked.
+    were measured, or there are none). `remarks` say what was simulated in another way than asked,
+    `accuracy` how far answers of this kind were off where others measured (empty: not known).
     """
 
     question: str = ""
@@ -36,6 +37,7 @@ class Echo:
     time_ratio_by_provenance: Mapping[str, float] = field(default_factory=dict)
     narrowing: str = ""
     remarks: tuple[str, ...] = ()
+    accuracy: str = ""
 
     @classmethod
     def of_estimate(cls, name: str, shares: Mapping[str, float]) -> Self:
@@ -51,6 +53,7 @@ class Echo:
         named = (
             ("question", self.question),
             ("rests on", self.describe_basis()),
+            ("expected error", self.accuracy),
             ("to narrow it", self.narrowing),
             *(("note", remark) for remark in self.remarks),
         )

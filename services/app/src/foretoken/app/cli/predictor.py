@@ -47,6 +47,7 @@ from foretoken.domain.measurements.estimate import (
 from foretoken.domain.measurements.planning import CandidateAxis, PlanRequest, ProfilePlan
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import ModelVersion, TrainRequest
+from foretoken.domain.results.accuracy import describe_accuracy
 from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.report import PredictorTrainingReport
 
@@ -338,9 +339,14 @@ def _echo(query: LatencyQuery, estimate: LatencyEstimate) -> Echo:
     share = {estimate.provenance.name.lower(): 1.0}
     if estimate.provenance is Provenance.MEASURED:
         return Echo(question=question, time_ratio_by_provenance=share)
+    facts = {
+        "group": find_operator(table.operator).group,
+        "provenance": estimate.provenance.name.lower(),
+    }
     return Echo(
         question=question,
         time_ratio_by_provenance=share,
+        accuracy=describe_accuracy("operators", facts),
         narrowing=f"{_measuring(table, query.device)}; then `foretoken train`",
     )
 

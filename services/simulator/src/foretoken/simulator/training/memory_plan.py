@@ -10,6 +10,7 @@ from foretoken.domain.lowering.lower import lower_forward
 from foretoken.domain.requests.question import describe_training
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_run import TrainingMemoryReport
+from foretoken.domain.results.accuracy import describe_accuracy, format_name
 from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import StageMemory
@@ -49,7 +50,11 @@ def plan_memory(scenario: TrainingScenario) -> TrainingMemoryReport:
         num_devices=scenario.layout.num_devices,
         device_memory_bytes=min(find_device(name).memory_bytes for name in stage_devices(scenario)),
         scenario_json=json.dumps(schema.encode(scenario)),
-        echo=Echo(question=describe_training(scenario), basis=_BASIS),
+        echo=Echo(
+            question=describe_training(scenario),
+            basis=_BASIS,
+            accuracy=describe_accuracy("memory", {"format": format_name(scenario.dtype)}),
+        ),
     )
     try:
         chunked, orders = _order(scenario)

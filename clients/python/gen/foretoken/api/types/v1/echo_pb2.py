@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!foretoken/api/types/v1/echo.proto\x12\x16\x66oretoken.api.types.v1\"\xe4\x01\n\x04\x45\x63ho\x12\x10\n\x08question\x18\x01 \x01(\t\x12\r\n\x05\x62\x61sis\x18\x02 \x01(\t\x12Y\n\x18time_ratio_by_provenance\x18\x03 \x03(\x0b\x32\x37.foretoken.api.types.v1.Echo.TimeRatioByProvenanceEntry\x12\x11\n\tnarrowing\x18\x04 \x01(\t\x12\x0f\n\x07remarks\x18\x05 \x03(\t\x1a<\n\x1aTimeRatioByProvenanceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!foretoken/api/types/v1/echo.proto\x12\x16\x66oretoken.api.types.v1\"\xf6\x01\n\x04\x45\x63ho\x12\x10\n\x08question\x18\x01 \x01(\t\x12\r\n\x05\x62\x61sis\x18\x02 \x01(\t\x12Y\n\x18time_ratio_by_provenance\x18\x03 \x03(\x0b\x32\x37.foretoken.api.types.v1.Echo.TimeRatioByProvenanceEntry\x12\x11\n\tnarrowing\x18\x04 \x01(\t\x12\x0f\n\x07remarks\x18\x05 \x03(\t\x12\x10\n\x08\x61\x63\x63uracy\x18\x06 \x01(\t\x1a<\n\x1aTimeRatioByProvenanceEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ECHO_TIMERATIOBYPROVENANCEENTRY']._loaded_options = None
   _globals['_ECHO_TIMERATIOBYPROVENANCEENTRY']._serialized_options = b'8\001'
   _globals['_ECHO']._serialized_start=62
-  _globals['_ECHO']._serialized_end=290
-  _globals['_ECHO_TIMERATIOBYPROVENANCEENTRY']._serialized_start=230
-  _globals['_ECHO_TIMERATIOBYPROVENANCEENTRY']._serialized_end=290
+  _globals['_ECHO']._serialized_end=308
+  _globals['_ECHO_TIMERATIOBYPROVENANCEENTRY']._serialized_start=248
+  _globals['_ECHO_TIMERATIOBYPROVENANCEENTRY']._serialized_end=308
 # @@protoc_insertion_point(module_scope)

@@ -49,12 +49,15 @@ class Echo(_message.Message):
     TIME_RATIO_BY_PROVENANCE_FIELD_NUMBER: _builtins.int
     NARROWING_FIELD_NUMBER: _builtins.int
     REMARKS_FIELD_NUMBER: _builtins.int
+    ACCURACY_FIELD_NUMBER: _builtins.int
     question: _builtins.str
     """The question in a line, as it was understood. Empty: not kept."""
     basis: _builtins.str
     """What the shares are of, or why there are none. Empty: of the whole answer."""
     narrowing: _builtins.str
     """The commands that would narrow the answer. Empty: nothing is left to narrow."""
+    accuracy: _builtins.str
+    """How far answers of this kind were off where others measured. Empty: not known."""
     @_builtins.property
     def time_ratio_by_provenance(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Shares of the predicted time, 0 to 1, by what they rest on: measured, interpolated, extrapolated,
@@ -73,10 +76,11 @@ class Echo(_message.Message):
         time_ratio_by_provenance: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         narrowing: _builtins.str = ...,
         remarks: _abc.Iterable[_builtins.str] | None = ...,
+        accuracy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["basis", b"basis", "narrowing", b"narrowing", "question", b"question", "remarks", b"remarks", "time_ratio_by_provenance", b"time_ratio_by_provenance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accuracy", b"accuracy", "basis", b"basis", "narrowing", b"narrowing", "question", b"question", "remarks", b"remarks", "time_ratio_by_provenance", b"time_ratio_by_provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

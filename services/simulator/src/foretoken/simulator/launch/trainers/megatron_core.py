@@ -349,6 +349,17 @@ def _write_formats(run: LaunchedRun) -> Options:
         "fp8-format": "hybrid" if dtype is DType.FP8 else None,
         "accumulate-allreduce-grads-in-fp32": is_16_bit and gradients is DType.FP32,
         "grad-reduce-in-bf16": is_16_bit and is_reduced_in_bf16,
+        **_write_moments(run),
+    }
+
+
+def _write_moments(run: LaunchedRun) -> Options:
+    moments = run.rules.moment_dtype
+    name = None if moments is DType.FP32 else moments.name.lower()
+    return {
+        "use-precision-aware-optimizer": name is not None,
+        "exp-avg-dtype": name,
+        "exp-avg-sq-dtype": name,
     }
 
 

@@ -18,7 +18,7 @@ from foretoken.domain.units import Quantity
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.steps.sharding import SPLITS_GRADIENTS, SPLITS_PARAMETERS
 
-# Adam's first and second moment, in fp32.
+# Adam's first and second moment.
 _NUM_MOMENTS = 2
 # Layers whose gathered parameters exist at once: the one that runs and the one gathered for next.
 _NUM_GATHERED_LAYERS = 2
@@ -104,7 +104,7 @@ def sum_states(
     trainer, dtype, stage = rules.trainer, rules.dtype, rules.stage
     weight = trainer.master_dtype if trainer.trains_master_weights else dtype
     master = 0.0 if trainer.trains_master_weights else trainer.master_dtype.num_bytes
-    per_param = master + _NUM_MOMENTS * DType.FP32.num_bytes
+    per_param = master + _NUM_MOMENTS * trainer.moment_dtype.num_bytes
     none = np.zeros_like(narrow)
     whole = sum((group.num_params.sum(axis=-1) for group in groups), none)
     shares = sum(((group.num_params / group.num_shards).sum(axis=-1) for group in groups), none)
@@ -126,15 +126,16 @@ def _update(num_params: Floats, num_updated: Floats, rules: StateRules) -> Float
     """Return what reduction and update take in addition to the states, one after the other.
 
     Gradients are laid out in a buffer to reduce them; an optimizer in fp32 makes a copy of its
-    share of gradients in another format.
-    Source: DeepSpeed, `runtime/zero/stage_1_and_2.py` (ipg_buffer, single_grad_partition).
+    share of gradients in another format, unless it reads any format, as it does moments.
+    Source: DeepSpeed, `runtime/zero/stage_1_and_2.py` (ipg_buffer, single_grad_partition);
+    Megatron-Core, `optimizer/distrib_optimizer.py` (use_precision_aware_optimizer).
     """
     trainer, gradient = rules.trainer, rules.gradient_dtype
     flat = np.zeros_like(num_params)
     if trainer.flattens_gradients:
         most = trainer.bucket_elements or inf
         flat = gradient.num_bytes * np.minimum(num_params, most)
-    if gradient is trainer.master_dtype:
+    if gradient is trainer.master_dtype or trainer.moment_dtype is not DType.FP32:
         return flat
     return np.maximum(flat, trainer.master_dtype.num_bytes * num_updated)
 

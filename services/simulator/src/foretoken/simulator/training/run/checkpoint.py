@@ -1,11 +1,10 @@
 """How large a checkpoint is, and how long a run takes to write one."""
 
-from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_run import FailureRules
 
-# Adam's first and second moment, in fp32.
+# Adam's first and second moment.
 _NUM_MOMENTS = 2
 
 
@@ -16,7 +15,7 @@ def count_checkpoint_bytes(scenario: TrainingScenario) -> float:
     unless the trainer trains the latter.
     """
     trainer = scenario.trainer.resolve()
-    per_param = trainer.master_dtype.num_bytes + _NUM_MOMENTS * DType.FP32.num_bytes
+    per_param = trainer.master_dtype.num_bytes + _NUM_MOMENTS * trainer.moment_dtype.num_bytes
     if not trainer.trains_master_weights:
         per_param += scenario.dtype.kept_in_training.num_bytes
     return count_parameters(scenario.model).total * per_param
