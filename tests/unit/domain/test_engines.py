@@ -178,3 +178,10 @@ def test_rules_in_a_text_may_have_a_plus_in_their_values(
 def test_a_rule_without_a_value_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match="write rule=value"):
         EngineSpec().with_rules(text)
+
+
+def test_a_step_with_prompts_waits_for_the_launches_of_tensorrt_llm() -> None:
+    """366 operators of gpt-oss keep the host as long as others measured of two workers."""
+    profile = find_engine("trtllm-1.0")
+    assert pytest.approx((30.0409 + 30.3245) / 2, rel=0.01) == 366 * profile.launch_us / 1000
+    assert pytest.approx(2.6915 + 2.0356, abs=0.01) == profile.frontend_ms
