@@ -421,3 +421,40 @@ def test_an_import_that_fails_says_why(web: WebClient) -> None:
 def test_an_estimate_that_cannot_be_says_why(web: WebClient, query: str, said: str) -> None:
     shown = web.get(f"/catalog/estimate?{query}")
     assert (400, True) == (shown.status, said in html.unescape(shown.body.decode()))
+
+
+_TRAINED = {
+    "model": "llama-2-7b",
+    "device": "a100_sxm_80",
+    "tp": "2",
+    "pp": "2",
+    "dp": "2",
+    "global_batch_size": "8",
+    "zero_stage": "1",
+}
+
+
+def test_measured_steps_are_compared_and_calibrated_in_one_click(web: WebClient) -> None:
+    measured = (_EXAMPLES / "measured-steps.csv").read_text("utf-8")
+    path = "/validate/training"
+    compared = _post_form(web, path, _TRAINED, measured=measured)
+    assert (200, False) == (compared.status, b"step_factor" in compared.body)
+    calibrated = _post_form(web, path, {**_TRAINED, "calibrate": "on"}, measured=measured)
+    assert (200, True) == (calibrated.status, b"step_factor" in calibrated.body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "content", "said"),
+    [
+        ({}, "", "choose the file"),
+        ({"tp": "two"}, "time_ms\n1\n", "not a whole number"),
+        ({}, "no,steps\n1,2\n", "measured.csv"),
+        ({"model": "/etc/hostname"}, "time_ms\n1\n", "no preset"),
+        ({"recompute": "some"}, "time_ms\n1\n", "recompute"),
+    ],
+)
+def test_measured_steps_that_cannot_be_compared_are_refused(
+    web: WebClient, fields: dict[str, str], content: str, said: str
+) -> None:
+    shown = _post_form(web, "/validate/training", {**_TRAINED, **fields}, measured=content)
+    assert (400, True) == (shown.status, said in html.unescape(shown.body.decode()))

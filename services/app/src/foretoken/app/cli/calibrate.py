@@ -259,11 +259,11 @@ def training(
             return simulator.simulate_training(scenario)
 
         with show_progress(f"calibrate on {len(runs)} scenario{'s' * (len(runs) > 1)}"):
-            times = _read_times(measured, runs)
+            times = read_times(measured, runs)
             result = calibrate_training(runs, times, simulate, fit or (), measured.name)
         state.print_object(result, lambda: _table(result))
         if out is not None:
-            out.write_text(_to_yaml(result), encoding="utf-8")
+            out.write_text(write_calibration(result), encoding="utf-8")
             note(f"calibration written to {out}")
 
 
@@ -278,7 +278,7 @@ def _read_runs(paths: Sequence[Path], changes: dict[str, Any]) -> dict[str, Trai
     return runs
 
 
-def _read_times(path: Path, names: Iterable[str]) -> tuple[MeasuredTime, ...]:
+def read_times(path: Path, names: Iterable[str]) -> tuple[MeasuredTime, ...]:
     """Return the measured times in a file; of GPUModeling25's table, those of named scenarios."""
     if not training_run.recognises(path):
         return read_measured(path)
@@ -330,11 +330,11 @@ def _table(result: CalibrationResult) -> Table:
             "error, left out",
         )
         parts.append(build_table("Steps", columns_of_steps, steps))
-    parts += _lines(result)
+    parts += describe_calibration(result)
     return stack(*parts)
 
 
-def _lines(result: CalibrationResult) -> list[str]:
+def describe_calibration(result: CalibrationResult) -> list[str]:
     """Return what was fitted, how well, and what to know of it."""
     found = result.calibration
     fitted = ", ".join(result.parameters) or "nothing else"
@@ -355,7 +355,8 @@ def _lines(result: CalibrationResult) -> list[str]:
     return [*lines, *(f"note: {line}" for line in result.notes)]
 
 
-def _to_yaml(result: CalibrationResult) -> str:
+def write_calibration(result: CalibrationResult) -> str:
+    """Return a calibration as the file that scenarios name."""
     content = schema.encode(result.calibration)
     head = (
         "# Learned by `foretoken calibrate training`; for the cluster and software measured only.\n"

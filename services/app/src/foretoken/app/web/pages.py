@@ -25,6 +25,7 @@ from foretoken.app.web.views import (
     measurements,
     results,
     validate,
+    validate_training,
 )
 from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit
 from foretoken.domain.errors import UnauthenticatedError
@@ -69,6 +70,8 @@ VIEWS: Mapping[str, View] = {
     "GET /catalog/imports/{job}/state": imports.send_state,
     "GET /validate": validate.show,
     "POST /validate": validate.compare,
+    "GET /validate/training": validate_training.show,
+    "POST /validate/training": validate_training.compare,
 }
 _NAV: Final = (
     ("/", "Ask"),
