@@ -144,7 +144,7 @@ def test_typical_efficiencies_are_of_this_revision() -> None:
 def test_measured_runs_are_found_by_what_they_are_like() -> None:
     """Nearest in lengths, then in layout and batch; none of another model or GPU."""
     assert (_DATA / STARTER_RUNS).is_file()
-    runs = list_installed_runs(ArtifactShelf(), AppConfig(predictor={"starter": str(_DATA)}))
+    runs = list_installed_runs(ArtifactShelf(), str(_DATA))
     asked = AskedRun(
         model="llama-3.1-8b",
         device="h200_sxm",

@@ -203,6 +203,11 @@ class AppConfig:
         return schema.decode(ChannelOptions, {**self.client, "address": address}, "client")
 
     @property
+    def starter(self) -> str:
+        """Folder of the starter catalog; empty where there is none."""
+        return str(self.predictor.get("starter") or "")
+
+    @property
     def home_path(self) -> Path:
         """Folder of the embedded services' files."""
         if self.home:

@@ -2,11 +2,11 @@
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
-from foretoken.app.config import AppConfig
 from foretoken.domain import schema
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.requests.scenario import ServingScenario
@@ -23,9 +23,18 @@ _KIND, TABLE = "raw_table", "silicon_sample"
 STARTER_RUNS = f"_{TABLE}.csv.gz"
 
 
-def list_installed_runs(catalog: CatalogPort, config: AppConfig) -> tuple[PublishedRun, ...]:
-    """Return the runs of the catalog's tables, else those of the starter; none without either."""
-    tables = list(_read_kept(catalog)) or list(_read_starter(config.predictor.get("starter", "")))
+def list_installed_runs(catalog: CatalogPort, starter: str) -> tuple[PublishedRun, ...]:
+    """Return the runs of the catalog's tables, else those of the starter in a folder ("": none)."""
+    tables = list(_read_kept(catalog))
+    return _read_runs(tables) if tables else _starter_runs(starter)
+
+
+@cache
+def _starter_runs(folder: str) -> tuple[PublishedRun, ...]:
+    return _read_runs(_read_starter(folder))
+
+
+def _read_runs(tables: Iterable[bytes]) -> tuple[PublishedRun, ...]:
     runs = (run for table in tables for run in read_published(table))
     return tuple({run.name: run for run in runs}.values())
 
@@ -44,11 +53,17 @@ def _read_starter(folder: str) -> Iterator[bytes]:
 
 def show_nearest(report: ServingSearchReport, runs: Sequence[PublishedRun]) -> ServingSearchReport:
     """Return a report with a remark on the measured run that is most like its best deployment."""
-    found = find_nearest(runs, _asked_of(report)) if runs and report.finalists else None
-    if found is None:
+    found = describe_nearest(report, runs)
+    if not found:
         return report
-    remarks = (*report.echo.remarks, f"nearest measured run: {found.describe()}")
+    remarks = (*report.echo.remarks, f"nearest measured run: {found}")
     return replace(report, echo=replace(report.echo, remarks=remarks))
+
+
+def describe_nearest(report: ServingSearchReport, runs: Sequence[PublishedRun]) -> str:
+    """Return the measured run that is most like the best deployment; empty where none is."""
+    found = find_nearest(runs, _asked_of(report)) if runs and report.finalists else None
+    return found.describe() if found else ""
 
 
 def _asked_of(report: ServingSearchReport) -> AskedRun:

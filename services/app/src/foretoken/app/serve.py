@@ -220,7 +220,7 @@ def serve_web(
 
     return WebServer(
         config.server,
-        OfferedServices(offered, ports),
+        OfferedServices(offered, ports, ports.starter),
         logged_calls=config.log.calls,
         registry=registry,
     ).open()

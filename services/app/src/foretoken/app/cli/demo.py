@@ -114,7 +114,7 @@ def _ask(state: CliState, home: Path) -> DemoAnswers:
     started = time.monotonic()
     with open_composition(asking) as services:
         answers = ask_questions(services.foretoken("predictor", "simulator"), show_progress)
-        runs = list_installed_runs(services.catalog, asking.config)
+        runs = list_installed_runs(services.catalog, asking.config.starter)
     answers = replace(answers, deployments=show_nearest(answers.deployments, runs))
     if not state.is_json:
         title = "Llama 3.1 8B on up to 8 x H200, TTFT 2 s, TPOT 30 ms"

@@ -260,7 +260,7 @@ def serving(  # noqa: PLR0913, PLR0917 - groups of options
             job = simulator.create_serving_search(request)
             note_search(job)
         report = _watch(simulator, job)
-        report = show_nearest(report, list_installed_runs(services.catalog, state.config))
+        report = show_nearest(report, list_installed_runs(services.catalog, state.config.starter))
         title = _title(report)
         state.print_object(
             _without_columns(report),

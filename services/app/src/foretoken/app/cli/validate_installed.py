@@ -51,7 +51,7 @@ def validate_installed(state: CliState, asked: PublishedOptions) -> None:
     with open_composition(state) as services:
         runs = [
             run
-            for run in list_installed_runs(services.catalog, state.config)
+            for run in list_installed_runs(services.catalog, state.config.starter)
             if model in ("", run.model) and device in ("", run.device)
         ]
         if not runs:

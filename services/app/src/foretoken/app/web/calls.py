@@ -30,9 +30,10 @@ _TABLES: Mapping[str, type[RpcTable]] = {table.short_name(): table for table in 
 class OfferedServices:
     """The ports that a web server answers for, each opened when it is first asked for."""
 
-    def __init__(self, names: tuple[str, ...], ports: object) -> None:
-        """Keep their names, and what has them as attributes."""
+    def __init__(self, names: tuple[str, ...], ports: object, starter: str = "") -> None:
+        """Keep their names, what has them as attributes, and where a starter catalog lies."""
         self.names = names
+        self.starter = starter
         self._ports = ports
         self._servicers: dict[str, Servicer] = {}
         # Opening one takes seconds, and several may be asked for at once.

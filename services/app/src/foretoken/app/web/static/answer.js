@@ -6,7 +6,7 @@ const SHOWN_ROWS = 200;
 const COLUMNS = [
   ["place", "Rank"], ["name", "Deployment"], ["device", "GPU"], ["num_devices", "GPUs"], ["quantization", "Weights"],
   ["batch_size", "Batch"], ["ttft_ms", "TTFT (ms)"], ["tpot_ms", "TPOT (ms)"], ["output_throughput_tps_per_gpu", "Tokens/s per GPU"],
-  ["tps_per_user", "Tokens/s of a user"], ["cost", "USD per million tokens"], ["verdict", "Verdict"],
+  ["tps_per_gpu_low", "Low", "interval"], ["tps_per_gpu_high", "High", "interval"], ["tps_per_user", "Tokens/s of a user"], ["cost", "USD per million tokens"], ["verdict", "Verdict"],
 ];
 const BY_LIMIT = new Set(["ok", "ttft_ms", "tpot_ms", "dominated"]);
 const byId = (id) => document.getElementById(id);
@@ -44,11 +44,17 @@ class Answer {
     this.scatter = new Scatter(byId("scatter"), {
       x: Float64Array.from(this.c.tps_per_user, (value) => value ?? NaN),
       y: Float64Array.from(this.c.output_throughput_tps_per_gpu, (value) => value ?? NaN),
+      low: this.c.tps_per_gpu_low, high: this.c.tps_per_gpu_high,
       xLabel: "tokens/s of one user", yLabel: "tokens/s per GPU",
-      onPoint: (i) => { byId("pointed").textContent = i < 0 ? "" : this.describe(i); },
+      onPoint: (i) => this.point(i),
+      onZoom: () => { this.list(); this.keep(); },
     });
+    this.body = byId("candidates").tBodies[0];
+    for (const name of ["pointerover", "focusin"]) this.body.addEventListener(name, (event) => this.point(Number(event.target.closest("tr")?.dataset.at ?? -1)));
+    this.body.addEventListener("pointerleave", () => this.point(-1));
     this.addHead();
     for (const id of ["c-ttft", "c-tpot", "c-words"]) byId(id).addEventListener("input", () => this.rank());
+    byId("c-interval").addEventListener("change", () => { this.addHead(); this.list(); this.keep(); });
     for (const id of ["c-rank", "c-colour"]) byId(id).addEventListener("change", () => this.rank());
     controls.addEventListener("submit", (event) => event.preventDefault());
     this.restore();
@@ -151,9 +157,18 @@ class Answer {
     this.scatter.draw();
   }
 
+  // What is pointed at in the picture or in the table is marked in both.
+  point(i) {
+    byId("pointed").textContent = i < 0 ? "" : this.describe(i);
+    this.scatter.mark(i);
+    for (const row of this.body.rows) row.classList.toggle("pointed", row.dataset.at === String(i));
+  }
+
+  columns() { return COLUMNS.filter(([, , kind]) => kind !== "interval" || byId("c-interval").checked); }
+
   addHead() {
     const row = document.createElement("tr");
-    for (const [name, title] of COLUMNS) {
+    for (const [name, title] of this.columns()) {
       const head = row.appendChild(document.createElement("th"));
       head.scope = "col";
       const button = head.appendChild(document.createElement("button"));
@@ -181,7 +196,8 @@ class Answer {
   // The rows that are shown: of numbers only those are sorted that can be among them.
   first(values, down) {
     const sign = down ? -1 : 1;
-    let rows = this.inside;
+    let rows = this.scatter.zoom ? this.inside.filter((i) => this.scatter.shows(i)) : this.inside;
+    byId("zoomed").textContent = this.scatter.zoom ? `The table has the ${rows.length.toLocaleString("en")} of the part that is zoomed in; Escape in the picture shows all.` : "";
     if (rows.length && typeof values[rows[0]] !== "string") {
       const keys = Float64Array.from(rows, (i) => sign * (values[i] ?? Infinity));
       const last = keys.slice().sort()[Math.min(SHOWN_ROWS, keys.length) - 1];
@@ -198,7 +214,9 @@ class Answer {
     const { name, down } = this.sorted;
     const order = this.first(name === "place" ? this.key : this.c[name], down);
     const heads = byId("candidates").tHead.rows[0].cells;
-    COLUMNS.forEach(([column], place) => {
+    this.scatter.barred = byId("c-interval").checked ? order : [];
+    this.scatter.draw();
+    this.columns().forEach(([column], place) => {
       if (column === name) heads[place].ariaSort = down ? "descending" : "ascending";
       else heads[place].removeAttribute("aria-sort");
     });
@@ -207,7 +225,8 @@ class Answer {
 
   row(i) {
     const row = document.createElement("tr");
-    for (const [name] of COLUMNS) {
+    row.dataset.at = i;
+    for (const [name] of this.columns()) {
       const isName = name === "name";
       const cell = row.appendChild(document.createElement(isName ? "th" : "td"));
       if (isName) cell.scope = "row";
@@ -241,6 +260,9 @@ class Answer {
       else said.delete(name);
     }
     for (const [device, usd] of Object.entries(this.prices)) said.set(`price.${device}`, usd);
+    const { zoom } = this.scatter;
+    if (byId("c-interval").checked) said.set("interval", "on"); else said.delete("interval");
+    if (zoom) said.set("zoom", zoom.map((value) => Number(value.toPrecision(5))).join(",")); else said.delete("zoom");
     clearTimeout(this.keeping);
     this.keeping = setTimeout(() => history.replaceState(null, "", said.size ? `?${said}` : location.pathname), 200);
   }
@@ -249,6 +271,11 @@ class Answer {
     this.start = Object.fromEntries(["ttft", "tpot", "rank", "colour", "words"].map((name) => [name, byId(`c-${name}`).value]));
     for (const [name, value] of new URLSearchParams(location.search)) {
       if (name in this.start) byId(`c-${name}`).value = value;
+      if (name === "interval") { byId("c-interval").checked = true; this.addHead(); }
+      if (name === "zoom") {
+        const zoom = value.split(",").map(Number);
+        if (zoom.length === 4 && zoom.every(Number.isFinite)) this.scatter.zoom = zoom;
+      }
       if (name.startsWith("price.")) {
         const device = name.slice("price.".length);
         const input = byId(`c-price-${device}`);

@@ -3,15 +3,16 @@ const PAD = { left: 60, right: 12, top: 10, bottom: 34 };
 export const COLOURS = ["#3b82d0", "#d9822b", "#2f9e6e", "#c0448f", "#8a6fd1", "#a8a11e", "#1fa5b5", "#c94f4f"];
 
 export class Scatter {
-  constructor(canvas, { x, y, xLabel, yLabel, onPoint }) {
-    Object.assign(this, { canvas, x, y, xLabel, yLabel, onPoint, zoom: null, drag: null });
+  constructor(canvas, { x, y, low, high, xLabel, yLabel, onPoint, onZoom }) {
+    Object.assign(this, { canvas, x, y, low, high, xLabel, yLabel, onPoint, onZoom, zoom: null, drag: null, marked: -1 });
+    this.barred = [];
     this.colour = new Uint8Array(x.length);
     this.isIn = new Uint8Array(x.length);
     canvas.addEventListener("pointerdown", (event) => { this.drag = { from: this.at(event), to: null }; });
     canvas.addEventListener("pointermove", (event) => this.move(event));
     canvas.addEventListener("pointerup", () => this.drop());
     canvas.addEventListener("dblclick", () => this.reset());
-    canvas.addEventListener("keydown", (event) => { if (event.key === "Escape") this.reset(); });
+    canvas.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
@@ -21,7 +22,39 @@ export class Scatter {
     return [event.clientX - box.left, event.clientY - box.top];
   }
 
-  reset() { this.zoom = null; this.draw(); }
+  reset() { this.setZoom(null); }
+
+  setZoom(zoom) {
+    this.zoom = zoom;
+    this.draw();
+    this.onZoom?.(zoom);
+  }
+
+  // Plus and minus zoom, arrows move what is zoomed, Escape shows all.
+  key(event) {
+    const [x0, x1, y0, y1] = this.bounds();
+    const [w, h] = [x1 - x0, y1 - y0];
+    const grown = { "+": -0.2, "=": -0.2, "-": 0.25 }[event.key];
+    const moved = { ArrowLeft: [-0.2, 0], ArrowRight: [0.2, 0], ArrowUp: [0, 0.2], ArrowDown: [0, -0.2] }[event.key];
+    if (event.key === "Escape") this.reset();
+    else if (grown) this.setZoom([x0 - grown * w, x1 + grown * w, y0 - grown * h, y1 + grown * h]);
+    else if (moved && this.zoom) this.setZoom([x0 + moved[0] * w, x1 + moved[0] * w, y0 + moved[1] * h, y1 + moved[1] * h]);
+    else return;
+    event.preventDefault();
+  }
+
+  // Whether a point lies in what is shown.
+  shows(i) {
+    if (!this.zoom) return true;
+    const [x0, x1, y0, y1] = this.zoom;
+    return this.x[i] >= x0 && this.x[i] <= x1 && this.y[i] >= y0 && this.y[i] <= y1;
+  }
+
+  mark(i) {
+    if (i === this.marked) return;
+    this.marked = i;
+    this.draw();
+  }
 
   move(event) {
     if (this.drag) { this.drag.to = this.at(event); this.draw(); return; }
@@ -34,7 +67,8 @@ export class Scatter {
     this.drag = null;
     if (drag?.to && Math.abs(drag.to[0] - drag.from[0]) > 6 && Math.abs(drag.to[1] - drag.from[1]) > 6) {
       const [a, b] = [this.invert(...drag.from), this.invert(...drag.to)];
-      this.zoom = [Math.min(a[0], b[0]), Math.max(a[0], b[0]), Math.min(a[1], b[1]), Math.max(a[1], b[1])];
+      this.setZoom([Math.min(a[0], b[0]), Math.max(a[0], b[0]), Math.min(a[1], b[1]), Math.max(a[1], b[1])]);
+      return;
     }
     this.draw();
   }
@@ -112,12 +146,33 @@ export class Scatter {
       pen.fillStyle = COLOURS[group % COLOURS.length];
       for (let at = 0; at < points.length; at += 2) pen.fillRect(points[at] - size / 2, points[at + 1] - size / 2, size, size);
     });
+    this.details(pen, s, text);
     pen.restore();
     if (this.drag?.to) {
       const [[ax, ay], [bx, by]] = [this.drag.from, this.drag.to];
       pen.strokeStyle = text;
       pen.strokeRect(Math.min(ax, bx), Math.min(ay, by), Math.abs(ax - bx), Math.abs(ay - by));
     }
+  }
+
+  // The intervals that were asked for, and a ring around the point of the row that is pointed at.
+  details(pen, s, text) {
+    const place = (i, y) => [PAD.left + (this.x[i] - s.x0) * s.kx, PAD.top + s.h - (y - s.y0) * s.ky];
+    pen.strokeStyle = text;
+    pen.globalAlpha = 0.35;
+    pen.beginPath();
+    for (const i of this.barred) {
+      pen.moveTo(...place(i, this.low[i]));
+      pen.lineTo(...place(i, this.high[i]));
+    }
+    pen.stroke();
+    pen.globalAlpha = 1;
+    if (this.marked < 0) return;
+    pen.lineWidth = 2;
+    pen.beginPath();
+    pen.arc(...place(this.marked, this.y[this.marked]), 7, 0, 2 * Math.PI);
+    pen.stroke();
+    pen.lineWidth = 1;
   }
 
   axes(pen, s, w, h, text, line) {

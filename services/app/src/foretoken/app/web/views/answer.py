@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from foretoken.app.cli.search_serving import find_launched
+from foretoken.app.installed_runs import describe_nearest, list_installed_runs
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
 from foretoken.client.results import read_result
 from foretoken.domain import schema
@@ -74,6 +75,7 @@ def show(visit: Visit) -> Shown | Redirect:
         "limits": _limits(report),
         "objective": _request(report).get("objective", ""),
         "launched": _launched(report),
+        "nearest": _find_nearest(visit, report),
         "rejected": sorted(report.num_ruled_out_by_verdict.items(), key=lambda item: -item[1]),
     }
     return Shown(template="answer.html", content=content)
@@ -154,6 +156,13 @@ def _scenario_of(report: ServingSearchReport, name: str) -> ServingScenario:
 
 def _launched(report: ServingSearchReport) -> str:
     return next((finalist.name for finalist in report.finalists if finalist.is_met), "")
+
+
+def _find_nearest(visit: Visit, report: ServingSearchReport) -> str:
+    """Return the measured run that is most like the best that was simulated; empty without."""
+    if not report.finalists:
+        return ""
+    return describe_nearest(report, list_installed_runs(visit.catalog, visit.offered.starter))
 
 
 def _best(report: ServingSearchReport) -> dict[str, Any]:
