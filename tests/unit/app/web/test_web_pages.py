@@ -211,7 +211,7 @@ def test_a_training_question_leads_to_its_job(web: WebClient) -> None:
             "gpus": "8",
             "global-batch-tokens": "65536",
             "sequence-length": "4096",
-            "finalists": "0",
+            "finalists": "2",
         }
     )
     started = web.send("POST", "/train", form, Content_Type="application/x-www-form-urlencoded")
@@ -219,6 +219,22 @@ def test_a_training_question_leads_to_its_job(web: WebClient) -> None:
     assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
     assert f"/results/{job_id}" == web.get(f"/jobs/simulator/{job_id}").headers["Location"]
     assert job_id in [job["job_id"] for job in web.get("/jobs/list").json]
+    page = web.get(f"/results/{job_id}").body.decode()
+    names = [html.unescape(name) for name in re.findall(r'name="name" value="([^"]+)"', page)]
+    assert page.count(">Launch files<") + page.count("No launch files") == len(names) == 2
+    for name in names:
+        launched = web.get(f"/results/{job_id}/launch?name={quote(name)}")
+        is_written = f"launch?name={quote(name)}" in page
+        assert (200 if is_written else 400) == launched.status
+    alone = web.send(
+        "POST",
+        f"/results/{job_id}/simulate",
+        urlencode({"name": names[0]}),
+        Content_Type="application/x-www-form-urlencoded",
+    )
+    alone_id = alone.headers["Location"].rpartition("/")[2]
+    assert "JOB_STATE_SUCCEEDED" == _wait(web, alone_id)["state"]
+    assert 400 == web.get(f"/results/{job_id}/launch?name=none").status
 
 
 def test_sql_is_shown_as_text(web: WebClient) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_detail import distributions, timeline
+from foretoken.simulator.report.serving_waterfall import waterfall
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.step_cost import StepAccount
 from foretoken.simulator.serving.tables import build_tables
@@ -86,6 +88,7 @@ def test_a_whole_simulation_has_every_section(page: str) -> None:
         "Where the time goes",
         "Percentiles",
         "Over time",
+        "Single requests",
         "Steps",
         "Memory",
         "Devices",
@@ -152,3 +155,21 @@ def test_a_long_series_is_drawn_in_fewer_steps_of_the_same_area() -> None:
 
 def test_the_figures_of_a_page_keep_their_size(page: str) -> None:
     assert len(page) < 600_000
+
+
+def test_single_requests_are_drawn_by_what_they_did_when() -> None:
+    """Bars of a request touch, from its arrival to its last token; the slowest are there."""
+    report = _build(5)
+    (section,) = waterfall(report)
+    table = section.pictures[0].table
+    spans: dict[object, list[tuple[float, float]]] = {}
+    for row in table.rows:
+        spans.setdefault(row[0], []).append((float(row[2]), float(row[3])))
+    finished = np.flatnonzero(np.asarray(report.requests.finished_s) >= 0)
+    assert {f"request {place + 1}" for place in finished} == set(spans)
+    for name, bars in spans.items():
+        place = int(str(name).split()[1]) - 1
+        ends = (report.requests.arrival_s[place], report.requests.finished_s[place])
+        assert ends == (bars[0][0], bars[-1][1])
+        assert all(before[1] == after[0] for before, after in pairwise(bars))
+    assert [] == waterfall(replace(report, requests=RequestColumns()))

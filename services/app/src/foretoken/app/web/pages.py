@@ -52,6 +52,8 @@ VIEWS: Mapping[str, View] = {
     "GET /results/{job}/report": results.send_report,
     "GET /results/{job}/file": results.send_file,
     "GET /results/{job}/trace": results.send_trace,
+    "POST /results/{job}/simulate": results.simulate_strategy,
+    "GET /results/{job}/launch": results.send_launch,
     "GET /compare": compare.show,
     "GET /compare/report": compare.send_report,
     "GET /catalog": datasets.show,

@@ -21,6 +21,7 @@ from foretoken.simulator.report.provenance import (
     provenance_chart,
 )
 from foretoken.simulator.report.serving_cluster import cluster_sections
+from foretoken.simulator.report.serving_waterfall import waterfall
 
 _LOAD = Column(title="offered load (requests/s)", name="offered_rps")
 _LATENCIES = tuple(LIMITED[name].on_page() for name in ("ttft_ms", "itl_ms", "e2e_latency_ms"))
@@ -64,6 +65,7 @@ def _heaviest(report: ServingReport) -> list[Section]:
     sections = [_percentiles(report, describe_load(report))]
     if len(report.series.start_s):
         sections.append(detail.timeline(report))
+    sections += waterfall(report)
     if report.batch_size_histogram.shares:
         sections.append(detail.batches(report))
     sections += cluster_sections(report, describe_load(report))

@@ -63,10 +63,11 @@ class PublishedRun:
         """Return the run in a line."""
         axes = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
         layout = " ".join(f"{name}{degree}" for name, degree in axes if degree > 1) or "tp1"
+        weights = f" in {self.formats[0]}" if self.formats[0] else ""
         return (
             f"{self.output_tps_per_gpu:,.0f} tokens/s per GPU at batch {self.concurrency},"
             f" TTFT {self.ttft_ms:,.0f} ms, TPOT {self.tpot_ms:.3g} ms:"
-            f" {self.engine} {self.version} in {self.formats[0]}, {layout},"
+            f" {self.engine} {self.version}{weights}, {layout},"
             f" {self.input_tokens:,} prompt and {self.output_tokens:,} answer tokens"
         )
 

@@ -1,17 +1,14 @@
 """Answer: the ranked deployments of a search, as figures, a picture and a table that is live."""
 
-import io
 import json
-import tempfile
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from pathlib import Path
 from typing import Any, Final
 
 from foretoken.app.cli.search_serving import find_launched
 from foretoken.app.installed_runs import describe_nearest, list_installed_runs
+from foretoken.app.web.views.results import pack_files
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
 from foretoken.client.results import read_result
 from foretoken.domain import schema
@@ -20,6 +17,7 @@ from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.simulator.launch.deployment import write_deployment
+from foretoken.simulator.report.search_candidates import describe_verdict
 
 # Columns the page ranks by and shows; the others stay in the table that can be exported.
 _COLUMNS: Final = (
@@ -76,7 +74,12 @@ def show(visit: Visit) -> Shown | Redirect:
         "objective": _request(report).get("objective", ""),
         "launched": _launched(report),
         "nearest": _find_nearest(visit, report),
-        "rejected": sorted(report.num_ruled_out_by_verdict.items(), key=lambda item: -item[1]),
+        "rejected": [
+            (verdict, describe_verdict(verdict), count)
+            for verdict, count in sorted(
+                report.num_ruled_out_by_verdict.items(), key=lambda item: -item[1]
+            )
+        ],
     }
     return Shown(template="answer.html", content=content)
 
@@ -92,14 +95,7 @@ def send_deployment(visit: Visit) -> Sent:
     """Send the files that start a finalist: the one that is named, or the best that meets all."""
     report = read_search(visit, visit.place["job"])
     scenario = _scenario_of(report, visit.first("name"))
-    packed = io.BytesIO()
-    with tempfile.TemporaryDirectory() as folder:
-        write_deployment(scenario, Path(folder))
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in sorted(Path(folder).rglob("*")):
-                if path.is_file():
-                    archive.write(path, path.relative_to(folder))
-    return Sent(body=packed.getvalue(), media="application/zip", file_name="deployment.zip")
+    return pack_files(lambda folder: write_deployment(scenario, folder), "deployment.zip")
 
 
 def simulate(visit: Visit) -> Redirect:
