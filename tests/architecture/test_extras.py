@@ -23,7 +23,7 @@ _MODULES = {
 }
 # The extras that a service's features need on top of a plain installation.
 _EXTRAS = {
-    "app": ("tracing",),
+    "app": ("oidc", "tracing"),
     "catalog": (),
     "predictor": (),
     "profiler": ("profiler", "graphs", "kubernetes"),

@@ -14,11 +14,12 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.app.access import TokenCheck, Tokens
+from foretoken.app.access import is_open
 from foretoken.app.admission import Lane
 from foretoken.app.call_guard import TimeLimits
 from foretoken.app.config import AppConfig, ServerConfig
 from foretoken.app.serve import HealthServicer, start_server
+from foretoken.app.tokens import FileTokens, TokenCheck, Tokens
 from foretoken.catalog import servicer
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
@@ -54,7 +55,7 @@ def port(folder: Path, tmp_path: Path) -> Iterator[int]:
     config = CatalogConfig(path=str(tmp_path / "catalog.duckdb"), state_folder=str(tmp_path))
     catalog = CatalogService(config)
     catalog.open()
-    check = TokenCheck(Tokens(str(folder / "token")))
+    check = TokenCheck(Tokens(FileTokens(str(folder / "token"))), is_open)
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[check])
     servicer.register(server, catalog)
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)

@@ -1,10 +1,11 @@
 """Who calls a server, what they may call, and a log of what they changed."""
 
-import hmac
+import hashlib
 import ipaddress
 import logging
+import ssl
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +13,7 @@ import grpc
 
 from foretoken.app.config import ServerConfig
 from foretoken.app.telemetry.call_log import note_caller
+from foretoken.app.tokens import Tokens, no_token
 from foretoken.domain.caller import answering
 from foretoken.domain.errors import (
     ForetokenError,
@@ -20,19 +22,17 @@ from foretoken.domain.errors import (
     UnauthenticatedError,
 )
 from foretoken.wire.credential_files import CredentialFiles
-from foretoken.wire.errors import error_to_status
 from foretoken.wire.rights import Right, rights_of
 from foretoken.wire.rpcs import TABLES
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("foretoken.audit")
 
+_REVOKED_FILE = "server.revoked_file"
+# Of a SHA-256, hexadecimal.
+_NUM_DIGITS = 64
+
 ANONYMOUS, ANYBODY = "anonymous", "*"
-_TOKEN_FILE = "server.token_file"  # noqa: S105 - the name of a setting
-_SCHEME = "Bearer "
-# Of a line that has a token and no name.
-_UNNAMED = "token"
-_NUM_WORDS = 2
 # Probes and balancers need it, and they have no identity.
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
 _RIGHTS: Mapping[str, Right] = {
@@ -49,54 +49,50 @@ def is_open(method: str) -> bool:
     return method.startswith(_OPEN_SERVICE)
 
 
-class Tokens:
-    """Bearer tokens in a file, a line each, with the name of who shows it before it or without."""
+class RevokedCertificates:
+    """Fingerprints in a file, a line each, which is read again when it changes.
+
+    They are what `openssl x509 -fingerprint -sha256 -noout` prints, with or without colons; what
+    follows a # is for people.
+    """
 
     def __init__(self, path: str) -> None:
-        """Read the file; it is read again when it changes.
+        """Read the file.
 
         Raises:
-            InvalidRequestError: the file cannot be read, is empty or is no list of tokens.
+            InvalidRequestError: it cannot be read, or a line is no fingerprint.
 
         """
-        self._files = CredentialFiles({_TOKEN_FILE: path})
-        self._names = self._read()
+        self._files = CredentialFiles({_REVOKED_FILE: path})
         self._lock = threading.Lock()
+        self._known = self._read()
 
-    def find(self, metadata: Any) -> str | None:
-        """Return the name of who shows one of the tokens in a call's metadata."""
-        shown = dict(metadata or ()).get("authorization", "")
-        text = shown if isinstance(shown, str) else shown.decode("utf-8", errors="replace")
-        if not text.startswith(_SCHEME):
-            return None
-        given = text.removeprefix(_SCHEME).encode()
-        self._renew()
-        # In constant time, so that answers do not tell how much of a guess was right.
-        found = [name for token, name in self._names.items() if hmac.compare_digest(given, token)]
-        return found[0] if found else None
+    def check(self, certificate: bytes) -> None:
+        """Refuse a certificate, in DER, that is in the file.
 
-    def _renew(self) -> None:
+        Raises:
+            UnauthenticatedError: it is.
+
+        """
         with self._lock:
             if self._files.has_changed():
                 try:
-                    self._names = self._read()
+                    self._known = self._read()
                 except InvalidRequestError as err:
-                    _log.warning("the tokens stay as they were: %s", err.message)
+                    _log.warning("revoked certificates stay as they were: %s", err.message)
+        if hashlib.sha256(certificate).hexdigest() in self._known:
+            raise UnauthenticatedError("the certificate has been revoked; ask for another")
 
-    def _read(self) -> Mapping[bytes, str]:
-        names: dict[bytes, str] = {}
-        for number, line in enumerate(self._files.read()[_TOKEN_FILE].splitlines(), 1):
-            words = line.split()
-            if len(words) > _NUM_WORDS:
+    def _read(self) -> frozenset[str]:
+        found = set()
+        for line in self._files.read()[_REVOKED_FILE].decode(errors="replace").splitlines():
+            text = line.partition("#")[0].rpartition("=")[2].strip().replace(":", "").lower()
+            if text and not (len(text) == _NUM_DIGITS and set(text) <= set("0123456789abcdef")):
                 raise InvalidRequestError.of_field(
-                    _TOKEN_FILE, f"line {number} is neither a token nor a name and a token"
+                    _REVOKED_FILE, f"{line!r} is no SHA-256 fingerprint"
                 )
-            if words:
-                name = words[0] if len(words) == _NUM_WORDS else _UNNAMED.encode()
-                names[words[-1]] = name.decode("utf-8", errors="replace")
-        if not names:
-            raise InvalidRequestError.of_field(_TOKEN_FILE, "the file is empty")
-        return names
+            found.add(text)
+        return frozenset(found - {""})
 
 
 class Access:
@@ -113,6 +109,7 @@ class Access:
         *,
         checks_certificates: bool,
         is_local: bool,
+        revoked: RevokedCertificates | None = None,
     ) -> None:
         """Keep the roles of callers by their names.
 
@@ -129,13 +126,14 @@ class Access:
         self._rights = given or by_default
         self._tokens = tokens
         self._checks_certificates = checks_certificates
+        self._revoked = revoked
 
     @classmethod
     def of(cls, config: ServerConfig, tokens: Tokens | None) -> "Access":
         """Return what a server's configuration says.
 
         Raises:
-            InvalidRequestError: no such role.
+            InvalidRequestError: no such role, or the revoked certificates cannot be read.
 
         """
         return cls(
@@ -143,6 +141,7 @@ class Access:
             tokens,
             checks_certificates=bool(config.tls_client_ca_file),
             is_local=is_loopback(config.host),
+            revoked=RevokedCertificates(config.revoked_file) if config.revoked_file else None,
         )
 
     @contextmanager
@@ -151,7 +150,13 @@ class Access:
         if is_open(method):
             yield
             return
-        with self.enter(method, self.find(context), context.peer()):
+        try:
+            callers = self.find(context)
+        except UnauthenticatedError as err:
+            rpc = method.rpartition("/")[2]
+            _audit.warning("refused rpc=%s peer=%s: %s", rpc, context.peer(), err.message)
+            raise
+        with self.enter(method, callers, context.peer()):
             yield
 
     @contextmanager
@@ -187,13 +192,40 @@ class Access:
         return right in self._rights_of(callers)
 
     def find(self, context: grpc.ServicerContext) -> tuple[str, ...]:
-        """Return the names under which a caller is known: of its certificate, of its token."""
-        certificate = context.auth_context() if self._checks_certificates else {}
+        """Return the names under which a caller is known: of its certificate, of its token.
+
+        Raises:
+            UnauthenticatedError: its certificate was revoked, or it shows no token that is good.
+            ServiceUnavailableError: nobody can say now whose its token is.
+
+        """
+        # The stubs know another type than gRPC has.
+        shown: Any = context.auth_context() if self._checks_certificates else {}
+        certificate: Mapping[str, Any] = shown
+        for text in certificate.get("x509_pem_cert", ()):
+            self.check_revoked(ssl.PEM_cert_to_DER_cert(text.decode()))
         return self.name(certificate, context.invocation_metadata())
 
+    def check_revoked(self, certificate: bytes) -> None:
+        """Refuse a certificate, in DER, that was revoked.
+
+        Raises:
+            UnauthenticatedError: it was.
+
+        """
+        if self._revoked is not None:
+            self._revoked.check(certificate)
+
     def name(self, certificate: Mapping[str, Any], metadata: Any) -> tuple[str, ...]:
-        """Return the names of a certificate that was checked, as gRPC has it, and of a token."""
-        token = self._tokens.find(metadata) if self._tokens else None
+        """Return the names of a certificate that was checked, as gRPC has it, and of a token.
+
+        Raises:
+            as `find`.
+
+        """
+        token = None
+        if self._tokens is not None and (token := self._tokens.find(metadata)) is None:
+            raise no_token()
         return tuple(name for name in (_certified_name(certificate), token) if name)
 
     def _rights_of(self, callers: tuple[str, ...]) -> frozenset[Right]:
@@ -231,35 +263,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls without a token before they have a thread, all but those for health."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        """Keep what tokens there are."""
-        self._tokens = tokens
-
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], "grpc.RpcMethodHandler[Any, Any] | None"],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """Pass the call on, or answer it with UNAUTHENTICATED."""
-        handler = continuation(handler_call_details)
-        # A method that does not exist stays so: an answer of ours would make it one, and every name
-        # that anybody makes up a series of the metrics.
-        if handler is None or is_open(handler_call_details.method):
-            return handler
-        if self._tokens.find(handler_call_details.invocation_metadata) is not None:
-            return handler
-        # On the wire a single message is a stream of one, so this refuses every kind of call.
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-
-
-def _refuse(_requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-    error = UnauthenticatedError(
-        "this service wants a token: name the file that holds it in client.token_file"
-    )
-    context.abort_with_status(error_to_status(error))
-    yield

@@ -41,6 +41,51 @@ class EndpointsConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OidcConfig:
+    """An OpenID provider whose tokens are accepted.
+
+    A token must be signed by a key of the `issuer`, be for the `audience` and not be too old. Its
+    name is `prefix` and what `name_claim` says. The keys are at `jwks_uri` (empty: where the issuer
+    says that they are); `ca_file` vouches for both (empty: the system's authorities).
+    """
+
+    issuer: str
+    audience: str
+    name_claim: str = "sub"
+    prefix: str = "oidc:"
+    jwks_uri: str = ""
+    ca_file: str = ""
+
+    def __post_init__(self) -> None:
+        """Check what would accept the tokens of others, or what others could answer for."""
+        for name in ("issuer", "jwks_uri"):
+            uri = getattr(self, name)
+            if uri or name == "issuer":
+                is_safe = uri.startswith("https://")
+                InvalidRequestError.check("server.oidc", {name: (is_safe, "is an https:// URL")})
+        InvalidRequestError.check(
+            "server.oidc", {"audience": (bool(self.audience), "is the name of this service there")}
+        )
+
+
+_ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenReviewConfig:
+    """A Kubernetes cluster whose tokens are accepted, as far as its API server does.
+
+    Tokens must be for one of the `audiences` (empty: for the API server itself). `token_file` and
+    `ca_file` are those of the pod's own service account, which needs `system:auth-delegator`.
+    """
+
+    audiences: tuple[str, ...] = ()
+    api_server: str = "https://kubernetes.default.svc"
+    token_file: str = f"{_ACCOUNT_FOLDER}/token"
+    ca_file: str = f"{_ACCOUNT_FOLDER}/ca.crt"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
     """How this process serves. Port 0 takes a free one; `metrics_port` -1 serves no metrics.
 
@@ -54,6 +99,11 @@ class ServerConfig:
     SPIFFE id or common name of a certificate, the name of a token, `anonymous`, or `*` for who has
     a name that is not there. Without any, who has a name may do everything, who has none may read,
     and on a loopback address do everything.
+
+    Tokens may also be those of an OpenID provider (`oidc`) or a Kubernetes cluster
+    (`token_review`), whose names have the rights that `callers` gives them, and no others.
+    `revoked_file` lists certificates that are not accepted any more, a SHA-256 fingerprint a line.
+    Metrics are served on `metrics_host`, to anybody who reaches it.
 
     `http_port` (-1: none) serves the same calls as JSON, and the pages, with the same TLS, tokens
     and callers. `http_hosts` are names by which browsers may reach it (none: any; on a loopback
@@ -70,6 +120,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 50051
     metrics_port: int = 9090
+    metrics_host: str = "127.0.0.1"
     health_port: int = -1
     http_port: int = -1
     http_hosts: tuple[str, ...] = ()
@@ -88,6 +139,9 @@ class ServerConfig:
     tls_key_file: str = ""
     tls_client_ca_file: str = ""
     token_file: str = ""
+    oidc: OidcConfig | None = None
+    token_review: TokenReviewConfig | None = None
+    revoked_file: str = ""
     callers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,6 +154,16 @@ class ServerConfig:
         if bool(self.tls_certificate_file) != bool(self.tls_key_file):
             missing = "tls_key_file" if self.tls_certificate_file else "tls_certificate_file"
             raise InvalidRequestError.of_field(missing, "TLS needs a certificate and its key")
+        if self.revoked_file and not self.tls_client_ca_file:
+            raise InvalidRequestError.of_field(
+                "revoked_file", "certificates of clients are checked with tls_client_ca_file only"
+            )
+        if (self.oidc or self.token_review) and not self.callers:
+            raise InvalidRequestError.of_field(
+                "callers",
+                "says which of the provider's names have which roles; without it all may"
+                " do everything",
+            )
         if self.tls_client_ca_file and not self.tls_certificate_file:
             raise InvalidRequestError.of_field(
                 "tls_client_ca_file", "clients show certificates over TLS only; set the server's"

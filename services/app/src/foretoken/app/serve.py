@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import REGISTRY, start_http_server
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from foretoken.app.access import Access, TokenCheck, Tokens
+from foretoken.app.access import Access, is_open
 from foretoken.app.admission import build_admission
 from foretoken.app.call_guard import TimeLimits
 from foretoken.app.compose import Composition
@@ -34,6 +34,7 @@ from foretoken.app.service_metrics import (
 )
 from foretoken.app.telemetry.call_log import OFF, CallLog
 from foretoken.app.telemetry.spans import start_tracing
+from foretoken.app.tokens import TokenCheck, Tokens
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.jobs.service import RunsJobs
 from foretoken.wire.keepalive import SERVER_OPTIONS, age_options
@@ -155,7 +156,7 @@ def new_server(
     limits = TimeLimits()
     limits.open()
     closing.callback(limits.close)
-    tokens = Tokens(config.token_file) if config.token_file else None
+    tokens = Tokens.of(config)
     admission = build_admission(config, Access.of(config, tokens), limits, metrics)
     closing.callback(admission.close)
     lanes = LaneMetrics(admission.lanes)
@@ -163,7 +164,7 @@ def new_server(
     closing.callback(registry.unregister, lanes)
     interceptors: list[grpc.ServerInterceptor] = [CallLog(logged_calls), metrics]  # type: ignore[type-arg]
     if tokens is not None:
-        interceptors.append(TokenCheck(tokens))
+        interceptors.append(TokenCheck(tokens, is_open))
     interceptors.append(admission)
     return grpc.server(
         # For what is refused without a token; what is admitted has threads of its own.
@@ -304,11 +305,11 @@ def _serve_metrics(config: ServerConfig) -> Callable[[], None]:
     if config.metrics_port < 0:
         return lambda: None
     try:
-        server, _ = start_http_server(config.metrics_port, config.host)
+        server, _ = start_http_server(config.metrics_port, config.metrics_host)
     except OSError as err:
         raise InvalidRequestError.of_field(
             "server.metrics_port",
-            f"cannot listen on {config.host}:{config.metrics_port}: {err.strerror};"
+            f"cannot listen on {config.metrics_host}:{config.metrics_port}: {err.strerror};"
             " choose another with --metrics-port, or -1 for none",
         ) from err
     return server.shutdown

@@ -70,7 +70,7 @@ class _Call:
         """Answer a body."""
         messages = self._messages
         # Nothing is read of who may not call.
-        caller = self._find(request)
+        caller = await self._find(request)
         if messages.line.name in UPLOADS:
             body = _Body(request.content, asyncio.get_running_loop(), self._calls.idle_s)
             sent = UPLOADS[messages.line.name](request.query, body)
@@ -89,12 +89,12 @@ class _Call:
         given = {key: request.query.getall(key) for key in request.query}
         return await self._answer(
             request,
-            self._find(request),
+            await self._find(request),
             lambda: fields_to_message(given, self._messages.request_class),
         )
 
-    def _find(self, request: web.Request) -> Caller:
-        return Caller(self._callers.find(request), peer_of(request))
+    async def _find(self, request: web.Request) -> Caller:
+        return Caller(await self._callers.find(request), peer_of(request))
 
     async def _answer(
         self, request: web.Request, caller: Caller, read: Callable[[], Any]

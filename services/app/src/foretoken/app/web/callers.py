@@ -1,5 +1,6 @@
 """Who makes a request over HTTP: by certificate, bearer token, or the cookie that holds one."""
 
+import asyncio
 import logging
 import ssl
 from collections.abc import Mapping
@@ -7,8 +8,9 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from foretoken.app.access import Access, Tokens
+from foretoken.app.access import Access
 from foretoken.app.config import ServerConfig
+from foretoken.app.tokens import Tokens
 from foretoken.domain.errors import InvalidRequestError, UnauthenticatedError
 from foretoken.wire.credential_files import CredentialFiles
 
@@ -26,18 +28,28 @@ class Callers:
         self.access = access
         self._tokens = tokens
 
-    def find(self, request: web.Request) -> tuple[str, ...]:
+    async def find(self, request: web.Request) -> tuple[str, ...]:
         """Return the names.
 
         Raises:
             UnauthenticatedError: the server wants a token, and there is none, or one it knows not.
+            ServiceUnavailableError: nobody can say now whose its token is.
 
         """
+        if self._tokens is not None and self._tokens.may_wait:
+            # Others are asked, and this thread has all other requests to answer.
+            return await asyncio.to_thread(self._find, request)
+        return self._find(request)
+
+    def _find(self, request: web.Request) -> tuple[str, ...]:
         metadata = _metadata(request)
         if self._tokens is not None and self._tokens.find(metadata) is None:
             raise UnauthenticatedError(
                 "this server wants a token: send it as `Authorization: Bearer ...`, or sign in"
             )
+        connection = request.get_extra_info("ssl_object")
+        if connection is not None and (shown := connection.getpeercert(binary_form=True)):
+            self.access.check_revoked(shown)
         return self.access.name(_certificate(request), metadata)
 
     @property
@@ -45,10 +57,15 @@ class Callers:
         """Whether there are tokens to sign in with."""
         return self._tokens is not None
 
-    def is_token(self, token: str) -> bool:
+    async def is_token(self, token: str) -> bool:
         """Return whether somebody has this token."""
         shown = {"authorization": f"Bearer {token}"}
-        return self._tokens is not None and self._tokens.find(shown) is not None
+        if self._tokens is None:
+            return False
+        try:
+            return await asyncio.to_thread(self._tokens.find, shown) is not None
+        except UnauthenticatedError:
+            return False
 
 
 def peer_of(request: web.Request) -> str:

@@ -180,7 +180,7 @@ class Pages:
         return handle
 
     async def _visit(self, request: web.Request) -> Visit:
-        caller = Caller(self._callers.find(request), peer_of(request))
+        caller = Caller(await self._callers.find(request), peer_of(request))
         form: dict[str, list[str]] = {}
         uploads: dict[str, Upload] = {}
         if request.method == "POST":
@@ -223,7 +223,7 @@ class Pages:
         whole = request.clone(client_max_size=_SIGN_IN_BYTES)
         form = parse_qs((await whole.read()).decode(errors="replace"))
         token = (form.get("token") or [""])[0].strip()
-        if not self._callers.is_token(token):
+        if not await self._callers.is_token(token):
             return self._render("sign_in.html", {"problem": "no such token"}, request, 401)
         signed = web.Response(status=303, headers={"Location": "/"})
         signed.set_cookie(

@@ -10,11 +10,12 @@ from typing import Self
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from foretoken.app.access import Access, Tokens
+from foretoken.app.access import Access
 from foretoken.app.config import ServerConfig
 from foretoken.app.request_metrics import RequestMetrics
 from foretoken.app.service_metrics import LaneMetrics
 from foretoken.app.telemetry.call_log import OFF
+from foretoken.app.tokens import Tokens
 from foretoken.app.web.api import PREFIX, add_api, compressed
 from foretoken.app.web.callers import Callers, build_tls
 from foretoken.app.web.calls import Calls, OfferedServices
@@ -53,7 +54,7 @@ class WebServer:
         self._counting = ExitStack()
         if self._metrics is not None:
             self._counting.callback(self._metrics.close)
-        tokens = Tokens(config.token_file) if config.token_file else None
+        tokens = Tokens.of(config)
         access = Access.of(config, tokens)
         self.offered = offered
         self._calls = Calls(config, access, offered)
