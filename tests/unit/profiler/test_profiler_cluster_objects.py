@@ -2,17 +2,20 @@
 
 import base64
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_server import ObjectStore
+from kubernetes_server import KubernetesServer, ObjectStore
 
 from foretoken.app.config import load_config
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.hardware.device import all_devices
+from foretoken.domain.hardware.device import all_devices, find_device
 from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.measurements.profiling import ProfileRequest
+from foretoken.profiler.cluster.api import ClusterApi
 from foretoken.profiler.cluster.following import (
     JobView,
     describe_progress,
@@ -28,7 +31,12 @@ from foretoken.profiler.cluster.objects import (
     owned_by,
 )
 from foretoken.profiler.cluster.spec import CollectiveSpec, KubernetesSpec, PodSetup, TolerationSpec
-from foretoken.profiler.cluster.submitting import is_collective, name_of_job, product_labels
+from foretoken.profiler.cluster.submitting import (
+    JobSubmitter,
+    is_collective,
+    name_of_job,
+    product_labels,
+)
 
 _SETUP = PodSetup(catalog="dns:///catalog:50051")
 _EVERYTHING = KubernetesSpec(
@@ -116,6 +124,46 @@ def test_a_shard_has_one_gpu_of_the_product_and_its_index() -> None:
     assert "job-completion-index" in index["valueFrom"]["fieldRef"]["fieldPath"]
     # What its pods read belongs to it, so it comes first and starts last.
     assert job["suspend"]
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+def test_a_claim_stands_for_the_gpu(is_group: bool, tmp_path: Path) -> None:
+    """By the template alone: no resource of a device plugin, no label that its nodes may lack."""
+    spec = KubernetesSpec(claim_template="h200", collectives=CollectiveSpec(gpus_per_node=8))
+    with KubernetesServer() as server:
+        # No node says what GPUs it has.
+        server.add_node("worker")
+        connected = replace(spec, kubeconfig=str(server.write_kubeconfig(tmp_path)))
+        api = ClusterApi.connect(connected)
+        request = ProfileRequest(device="h200_sxm", operators=("gemm",), name="short")
+        plan = JobSubmitter(api, connected, _SETUP).plan(request, is_group=is_group)
+        api.close()
+    assert (8 if is_group else 1) == plan.gpus_per_pod
+    pod = _stored(plan, spec)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert [{"name": "gpu", "resourceClaimTemplateName": "h200"}] == pod["resourceClaims"]
+    assert [{"name": "gpu"}] == container["resources"]["claims"]
+    assert {"memory"} == set(container["resources"]["limits"])
+    assert "nodeAffinity" not in pod.get("affinity", {})
+
+
+def test_how_many_gpus_a_claim_has_is_not_guessed(tmp_path: Path) -> None:
+    with KubernetesServer() as server:
+        kubeconfig = str(server.write_kubeconfig(tmp_path))
+        spec = KubernetesSpec(kubeconfig=kubeconfig, claim_template="node")
+        api = ClusterApi.connect(spec)
+        request = ProfileRequest(device="h200_sxm", operators=("all_reduce",), name="short")
+        with pytest.raises(InvalidRequestError, match="gpus_per_node"):
+            JobSubmitter(api, spec, _SETUP).plan(request, is_group=True)
+        api.close()
+
+
+def test_a_part_of_a_gpu_is_a_device_of_its_own() -> None:
+    """GPU feature discovery makes its label of its own name, not of the whole GPU's."""
+    whole = find_device("a100_sxm_40")
+    part = replace(whole, name="a100_1g", vendor_names=("NVIDIA A100-SXM4-40GB MIG 1g.5gb",))
+    assert ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb",) == product_labels(part)
+    assert not set(product_labels(part)) & set(product_labels(whole))
 
 
 def test_a_cpu_needs_no_gpu_and_tolerates_no_gpu_node() -> None:

@@ -25,6 +25,8 @@ _PART_OF = "app.kubernetes.io/part-of"
 _NAME = "app.kubernetes.io/name"
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
+# Of a pod's claim, by which its container names it.
+_CLAIM = "gpu"
 _CONFIG_FOLDER = "/etc/foretoken"
 _SECRET_FOLDER = "/etc/foretoken-catalog"  # noqa: S105 - a folder, no secret
 _HOME = "/var/lib/foretoken"
@@ -258,6 +260,8 @@ def _pod(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> Mapping[str, o
         "runtimeClassName": spec.runtime_class,
         "imagePullSecrets": [{"name": name} for name in spec.image_pull_secrets],
     }
+    if plan.gpus_per_pod and spec.claim_template:
+        pod["resourceClaims"] = [{"name": _CLAIM, "resourceClaimTemplateName": spec.claim_template}]
     if plan.is_group:
         pod["subdomain"] = plan.objects_name
         if spec.collectives.uses_host_network:
@@ -294,7 +298,13 @@ def _affinity(plan: JobPlan, spec: KubernetesSpec) -> Mapping[str, object]:
 def _container(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> Mapping[str, object]:
     capabilities: dict[str, object] = {"drop": ["ALL"]}
     limits = {"memory": spec.memory_limit}
-    if plan.gpus_per_pod:
+    resources: dict[str, object] = {
+        "requests": {"cpu": spec.cpu_request, "memory": spec.memory_request},
+        "limits": limits,
+    }
+    if plan.gpus_per_pod and spec.claim_template:
+        resources["claims"] = [{"name": _CLAIM}]
+    elif plan.gpus_per_pod:
         limits[spec.gpu_resource] = str(plan.gpus_per_pod)
     if plan.is_group:
         limits |= spec.collectives.resources
@@ -315,10 +325,7 @@ def _container(plan: JobPlan, spec: KubernetesSpec, setup: PodSetup) -> Mapping[
         "imagePullPolicy": spec.image_pull_policy,
         "command": ["foretoken", "profile", "--request", f"{_CONFIG_FOLDER}/request.json"],
         "env": _environment(plan, spec),
-        "resources": {
-            "requests": {"cpu": spec.cpu_request, "memory": spec.memory_request},
-            "limits": limits,
-        },
+        "resources": resources,
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

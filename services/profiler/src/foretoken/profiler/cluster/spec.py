@@ -62,8 +62,10 @@ class KubernetesSpec:
 
     Pods go to nodes whose label `product_label` is one of the device's names, with spaces as
     dashes, or `product`, and which carry the labels of `node_selector`. A shard gets one
-    `gpu_resource`, a shard on the device `cpu` none. `queue` is the Kueue queue that lets the Job
-    start.
+    `gpu_resource`, a shard on the device `cpu` none. With `claim_template` a pod gets what that
+    ResourceClaimTemplate of the namespace claims instead: its selectors choose the device, no label
+    does, and a pod of collectives has `gpus_per_node` of them by it. `queue` is the Kueue queue
+    that lets the Job start.
 
     A shard is tried `retries_per_shard` more times, `max_failed_shards` (-1: any number) may fail
     before the rest is stopped. The Job may run for `deadline_s` (0: any time) and is deleted
@@ -90,6 +92,7 @@ class KubernetesSpec:
     product: str = ""
     product_label: str = "nvidia.com/gpu.product"
     gpu_resource: str = "nvidia.com/gpu"
+    claim_template: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[TolerationSpec, ...] = field(default_factory=_gpu_tolerations)
     cpu_request: str = "2"

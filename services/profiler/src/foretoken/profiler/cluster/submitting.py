@@ -147,6 +147,8 @@ class JobSubmitter:
             return objects.JobPlan(
                 job_name=job_name, request=request, num_pods=num_pods, is_group=is_group
             )
+        if self._spec.claim_template:
+            return self._claim(request, is_group=is_group)
         labels = product_labels(find_device(request.device))
         products = (self._spec.product,) if self._spec.product else labels
         try:
@@ -173,6 +175,27 @@ class JobSubmitter:
             request=request,
             num_pods=num_pods,
             products=products,
+            gpus_per_pod=num_here,
+            is_group=is_group,
+        )
+
+    def _claim(self, request: ProfileRequest, *, is_group: bool) -> objects.JobPlan:
+        """Return the Job whose pods get devices by a claim; which nodes have them it says.
+
+        Raises:
+            InvalidRequestError: nobody says how many GPUs a node has.
+
+        """
+        num_here = self._spec.collectives.gpus_per_node if is_group else 1
+        if not num_here:
+            raise InvalidRequestError.of_field(
+                "profiler.kubernetes.collectives.gpus_per_node",
+                "say how many GPUs a claim of the template has",
+            )
+        return objects.JobPlan(
+            job_name=name_of_job(request.name),
+            request=request,
+            num_pods=self._spec.num_shards,
             gpus_per_pod=num_here,
             is_group=is_group,
         )
