@@ -54,7 +54,7 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     if not isinstance(config, Mapping):
         outer.refuse("vision_config", f"expected an object, found {config!r:.80}")
         config = {}
-    # Its weights are held and it does not run: no key of it changes an operator.
+    # What it computes is in these keys; further ones, such as norms' epsilons, change no operator.
     vision = ConfigReader(config)
     hidden = vision.integer("vt_hidden_size", "hidden_size")
     patch, merge = vision.integer("patch_size"), vision.get("merge_kernel_size")
@@ -70,6 +70,7 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     inner_layers = vision.get("deepstack_visual_indexes")
     has_no_bias = vision.get("attn_bias") is False or vision.get("attention_bias") is False
     is_gemma = vision.get("model_type") == "gemma4_vision"
+    pooled = vision.optional("pooling_kernel_size", 1) ** 2
     dims = {
         "num_layers": vision.integer("vt_num_hidden_layers", "depth", "num_hidden_layers"),
         "hidden": hidden,
@@ -84,6 +85,9 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
         "projector_in": hidden * merged,
         "projector_intermediate": 0 if is_gemma else hidden * merged,
         "num_projectors": 1 + len(inner_layers if isinstance(inner_layers, list) else ()),
+        "patch_side": patch,
+        "merged_patches": merged * pooled,
+        "max_image_tokens": vision.optional("default_output_length", 0),
     }
     for violation in (*vision.violations, *inner.violations):
         outer.refuse(f"vision_config.{violation.field}", violation.description)

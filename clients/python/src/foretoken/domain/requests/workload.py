@@ -61,6 +61,25 @@ class SessionSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSpec:
+    """Images of every prompt: so many, each of `height` x `width` pixels.
+
+    Their tokens are part of the prompt's, at its beginning, after what all prompts share. The
+    model's encoder says how many they are.
+    """
+
+    num_images: int = 1
+    height: int = 1024
+    width: int = 1024
+
+    def __post_init__(self) -> None:
+        """Refuse images of nothing."""
+        fields = ("num_images", "height", "width")
+        checks = {name: (getattr(self, name) >= 1, "must be at least 1") for name in fields}
+        InvalidRequestError.check("images", checks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """One request of a resolved workload; times in s from the start.
 
@@ -121,6 +140,18 @@ class WorkloadSpec:
     window_end_s: float = 0.0
     max_num_requests: int = 0
     sessions: SessionSpec | None = None
+    images: ImageSpec | None = None
+
+    @property
+    def num_prompt_tokens_min(self) -> int:
+        """Tokens that the prompt of a first request has at least, as far as is known."""
+        if self.trace_requests:
+            return min(request.num_prefill_tokens for request in self.trace_requests)
+        shared = self.sessions.shared_prefix_tokens if self.sessions else 0
+        lengths = self.prefill
+        if lengths.kind == "fixed":
+            return shared + lengths.mean
+        return shared + (min(lengths.values, default=1) if lengths.values else lengths.minimum)
 
     def __post_init__(self) -> None:
         """Refuse rates and counts that mean nothing."""

@@ -17,6 +17,12 @@ from foretoken.simulator.cost.answer import (
 )
 from foretoken.simulator.cost.attention_batching import each_more, find_mixed, repeat_answer
 from foretoken.simulator.cost.family import Axes
+from foretoken.simulator.cost.image_encoding import (
+    add_image_ends,
+    encoder_nodes,
+    encoding_channels,
+    image_share,
+)
 from foretoken.simulator.cost.padding import LAUNCHES_PER_PIECEWISE_LAYER, padded_tokens
 from foretoken.simulator.cost.substitute import Substitute, find_folded
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
@@ -69,6 +75,7 @@ class SurfaceForm:
             for name in self._axes
         }
         self._mixed = find_mixed(self._nodes["decode"], self._mixed_axes)
+        self._encoder = encoder_nodes(spec, ranks[0])
 
     def questions(self) -> Questions:
         """Return everything there is to ask."""
@@ -95,6 +102,14 @@ class SurfaceForm:
             if name not in ("batched", "group")
         }
         made["tokens"].values[:] *= self._count_parts("tokens")
+        more = self._each_more(groups, answer_of)
+        if self._spec.images is not None:
+            encoding = encoding_channels(
+                self._encoder, groups, lambda node: by_node[id(node)], self._spec.launch_us
+            )
+            share = image_share(self._spec.images, self._axes["prefill"])
+            for surface in (made["prefill"], more):
+                surface.values[0] += encoding * share
         token_counts = self._axes["tokens"][0]
         return LatencySurfaces(
             model_version=model_version,
@@ -104,7 +119,7 @@ class SurfaceForm:
             decode=made["decode"],
             mixed=self._mixed_surface(answers, groups),
             prefill=made["prefill"],
-            prefill_more=self._each_more(groups, answer_of),
+            prefill_more=more,
             group=self._group_surface(groups, made["tokens"], answer_of),
             decode_tokens=np.searchsorted(token_counts, self._decode_tokens),
             mixed_tokens=np.searchsorted(token_counts, self._mixed_tokens),
@@ -119,12 +134,15 @@ class SurfaceForm:
     def _all_axes(self) -> dict[str, Axes]:
         limits = self._spec.limits
         counts = np.union1d(self._decode_tokens, self._mixed_tokens)
+        prefill = family.prefill_axes(limits)
+        if self._spec.images is not None:
+            prefill = add_image_ends(self._spec.images, prefill)
         axes: dict[str, Axes] = {
             "tokens": (counts,),
             "rows": family.rows_axes(limits),
             "decode": family.decode_axes(limits),
-            "prefill": family.prefill_axes(limits),
-            "batched": family.prefill_axes(limits),
+            "prefill": prefill,
+            "batched": prefill,
         }
         if self._spec.layout.dp > 1:
             axes["group"] = (np.unique(padded_tokens(limits.num_group_tokens, ())),)
@@ -168,7 +186,8 @@ class SurfaceForm:
         return Surface(axes=axes, values=values + sent_values * ratio[:, None])
 
     def _all_nodes(self) -> list[OperatorNode]:
-        return [n for stages in self._nodes.values() for stage in stages for n in stage]
+        nodes = [n for stages in self._nodes.values() for stage in stages for n in stage]
+        return [*nodes, *self._encoder]
 
     def _substitute(self, node: OperatorNode) -> Substitute:
         is_captured = self._axes["tokens"][0] <= self._spec.graphs.largest

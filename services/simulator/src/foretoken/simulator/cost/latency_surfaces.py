@@ -6,11 +6,13 @@ sequences that get a token, attention on the contexts. Each such family is tabul
 
 from dataclasses import replace
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import LatencyQuery
+from foretoken.domain.models.image import EncodedImages, encode_images
 from foretoken.domain.models.quantization import ExecutedQuantization, executed_quantization
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.layout import ParallelLayout
@@ -59,7 +61,26 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         rows_per_seq=_tokens_per_seq(scenario),
         two_batch_tokens=engine.two_batch_tokens if engine_layout(scenario).dp > 1 else 0,
         power_limit_w=scenario.power_limit_w,
+        images=_images_of(scenario),
     )
+
+
+def _images_of(scenario: ServingScenario) -> EncodedImages | None:
+    """Return the images of every prompt, whose tokens the prompts must have room for."""
+    workload = scenario.workload
+    if workload.images is None:
+        return None
+    shared = workload.sessions.shared_prefix_tokens if workload.sessions else 0
+    images = encode_images(scenario.model, workload.images, shared)
+    least = images.first_token + images.num_tokens
+    if workload.num_prompt_tokens_min < least:
+        problem = (
+            f"{images.num_images} of {images.tokens_each} tokens each, which {scenario.model.name}"
+            f" makes of them, need prompts of at least {least} tokens; found"
+            f" {workload.num_prompt_tokens_min}"
+        )
+        raise InvalidRequestError.of_field("workload.images", problem)
+    return images
 
 
 def quantization_of(scenario: ServingScenario) -> ExecutedQuantization:

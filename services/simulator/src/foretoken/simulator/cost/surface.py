@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.image import EncodedImages
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.cost.family import Axes, StepLimits
 from foretoken.simulator.cost.padding import GraphRule
@@ -18,7 +19,8 @@ class SurfaceSpec:
     1 only where engines run in lock step and share experts. A sequence is sampled from at
     `rows_per_seq` of its tokens at most. Engines in lock step compute steps of `two_batch_tokens`
     each (0: none) in two halves. Where devices are limited to `power_limit_w`, 0 for what they are
-    sold with, times are those of work that lasts, not of bursts.
+    sold with, times are those of work that lasts, not of bursts. `images` are those of every prompt
+    (None: prompts are text).
     """
 
     model: ModelArchitecture
@@ -38,6 +40,7 @@ class SurfaceSpec:
     rows_per_seq: int = 1
     two_batch_tokens: int = 0
     power_limit_w: float = 0.0
+    images: EncodedImages | None = None
 
     @property
     def limits(self) -> StepLimits:

@@ -38,7 +38,9 @@ def draft_scenario(scenario: ServingScenario) -> ServingScenario | None:
     spec = scenario.speculative
     if spec is None or spec.method == "ngram":
         return None
-    alone = replace(scenario, speculative=None, lora=None, cluster=None)
+    # What it drafts is text, whatever the prompt began with.
+    workload = replace(scenario.workload, images=None)
+    alone = replace(scenario, speculative=None, lora=None, cluster=None, workload=workload)
     if spec.draft_model is None:
         return replace(alone, model=_last_layers(scenario.model, spec.num_draft_layers))
     layout = scenario.layout

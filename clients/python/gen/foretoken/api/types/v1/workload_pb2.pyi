@@ -108,6 +108,47 @@ class SessionSpec(_message.Message):
 Global___SessionSpec: _TypeAlias = SessionSpec  # noqa: Y015
 
 @_typing.final
+class ImageSpec(_message.Message):
+    """Images of every prompt, whose tokens are part of the prompt's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_COUNT_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    image_count: _builtins.int
+    """Images of a prompt. Not set: 1."""
+    height: _builtins.int
+    """Height of an image in pixels. Not set: 1024."""
+    width: _builtins.int
+    """Width of an image in pixels. Not set: 1024."""
+    def __init__(
+        self,
+        *,
+        image_count: _builtins.int | None = ...,
+        height: _builtins.int | None = ...,
+        width: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_height", b"_height", "_image_count", b"_image_count", "_width", b"_width", "height", b"height", "image_count", b"image_count", "width", b"width"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_height", b"_height", "_image_count", b"_image_count", "_width", b"_width", "height", b"height", "image_count", b"image_count", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__height: _TypeAlias = _typing.Literal["height"]  # noqa: Y015
+    _WhichOneofArgType__height: _TypeAlias = _typing.Literal["_height", b"_height"]  # noqa: Y015
+    _WhichOneofReturnType__image_count: _TypeAlias = _typing.Literal["image_count"]  # noqa: Y015
+    _WhichOneofArgType__image_count: _TypeAlias = _typing.Literal["_image_count", b"_image_count"]  # noqa: Y015
+    _WhichOneofReturnType__width: _TypeAlias = _typing.Literal["width"]  # noqa: Y015
+    _WhichOneofArgType__width: _TypeAlias = _typing.Literal["_width", b"_width"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__height) -> _WhichOneofReturnType__height | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_count) -> _WhichOneofReturnType__image_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__width) -> _WhichOneofReturnType__width | None: ...
+
+Global___ImageSpec: _TypeAlias = ImageSpec  # noqa: Y015
+
+@_typing.final
 class WorkloadRequest(_message.Message):
     """One request of a resolved workload."""
 
@@ -205,6 +246,7 @@ class WorkloadSpec(_message.Message):
     WINDOW_END_S_FIELD_NUMBER: _builtins.int
     MAX_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    IMAGES_FIELD_NUMBER: _builtins.int
     arrival: _builtins.str
     """Name of an arrival process ("poisson", "gamma", "trace"). Not set: "poisson"."""
     rate_rps: _builtins.float
@@ -247,6 +289,10 @@ class WorkloadSpec(_message.Message):
     def sessions(self) -> Global___SessionSpec:
         """Conversations. Not set: none."""
 
+    @_builtins.property
+    def images(self) -> Global___ImageSpec:
+        """Images of every prompt. Not set: prompts are text."""
+
     def __init__(
         self,
         *,
@@ -266,10 +312,11 @@ class WorkloadSpec(_message.Message):
         window_end_s: _builtins.float = ...,
         max_request_count: _builtins.int = ...,
         sessions: Global___SessionSpec | None = ...,
+        images: Global___ImageSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "decode", b"decode", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "time_scale", b"time_scale"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "decode", b"decode", "images", b"images", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "time_scale", b"time_scale"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "arrival_options", b"arrival_options", "decode", b"decode", "hash_block_tokens", b"hash_block_tokens", "max_request_count", b"max_request_count", "max_tokens_per_request", b"max_tokens_per_request", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "time_scale", b"time_scale", "trace_format", b"trace_format", "trace_path", b"trace_path", "trace_requests", b"trace_requests", "window_end_s", b"window_end_s", "window_start_s", b"window_start_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "arrival_options", b"arrival_options", "decode", b"decode", "hash_block_tokens", b"hash_block_tokens", "images", b"images", "max_request_count", b"max_request_count", "max_tokens_per_request", b"max_tokens_per_request", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "time_scale", b"time_scale", "trace_format", b"trace_format", "trace_path", b"trace_path", "trace_requests", b"trace_requests", "window_end_s", b"window_end_s", "window_start_s", b"window_start_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arrival: _TypeAlias = _typing.Literal["arrival"]  # noqa: Y015
     _WhichOneofArgType__arrival: _TypeAlias = _typing.Literal["_arrival", b"_arrival"]  # noqa: Y015

@@ -36,8 +36,11 @@ KIND = KindSpec(
         KindDim("projector_in", "features that a projector takes; 0: of a patch", 0),
         KindDim("projector_intermediate", "features inside it; 0: it is one matrix", 0),
         KindDim("num_projectors", "projectors, those of inner layers included", 1, 1),
+        KindDim("patch_side", "pixels along a side of a patch; 0: not known, it cannot run", 0),
+        KindDim("merged_patches", "patches that become one token", 1, 1),
+        KindDim("max_image_tokens", "tokens of an image at most, which is made smaller; 0: any", 0),
     ),
     weights=_weights,
     backward="none of its own: text is trained on, which an encoder sees nothing of",
-    approximated="its weights are held; requests are text, so that it does not run",
+    approximated="runs where a workload has images, over whole images; windows are not known",
 )

@@ -371,8 +371,9 @@ class AnswerCache:
 
 
 def engine_base(scenario: ServingScenario) -> ServingScenario:
-    """Return what a scenario says of engines, without its load and its cluster."""
-    return replace(scenario, name="serving", workload=WorkloadSpec(), cluster=None)
+    """Return what a scenario says of engines, without its load, but for images, and its cluster."""
+    workload = scenario.workload if scenario.workload.images else WorkloadSpec()
+    return replace(scenario, name="serving", workload=workload, cluster=None)
 
 
 def fetch_engines(
@@ -405,4 +406,9 @@ def _widest_specs(
 ) -> tuple[SurfaceSpec, SurfaceSpec | None]:
     """Return what the widest limits of a space ask about, and of its draft: others need no more."""
     scenario = kind.scenario(base, space.batches[-1], space.step_limits[-1])
-    return list_surface_specs(scenario, min(load.longest, base.model.max_position))
+    spec, draft = list_surface_specs(scenario, min(load.longest, base.model.max_position))
+    if spec.images is not None:
+        # The closed form computes prompts in equal pieces.
+        images = replace(spec.images, spread_tokens=max(round(load.prefill_mean), 1))
+        spec = replace(spec, images=images)
+    return spec, draft

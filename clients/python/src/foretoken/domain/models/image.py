@@ -1,0 +1,65 @@
+"""What an encoder makes of an image: patches, and tokens among those of the prompt."""
+
+from dataclasses import dataclass
+from math import floor, isqrt, sqrt
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.requests.workload import ImageSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedImages:
+    """The images of a prompt: each of `num_patches`, which become `tokens_each` tokens.
+
+    They stand in the prompt from `first_token` on, one after the other. Where pieces of a prompt
+    count as alike, their work is spread over `spread_tokens` of it (0: it is where they stand).
+    """
+
+    num_images: int
+    num_patches: int
+    tokens_each: int
+    first_token: int = 0
+    spread_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all images together."""
+        return self.num_images * self.tokens_each
+
+
+def find_encoder(model: ModelArchitecture) -> LayerPart | None:
+    """Return the part of a model that encodes images; None where it reads text alone."""
+    return next((part for part in model.extras if part.kind == "encoder"), None)
+
+
+def encode_images(
+    model: ModelArchitecture, images: ImageSpec, first_token: int = 0
+) -> EncodedImages:
+    """Return what a model's encoder makes of images.
+
+    Sides are rounded to whole tokens. An image with more tokens than the encoder gives is made
+    smaller, its sides in proportion. Source: the image processors of Qwen2-VL, Kimi-VL and Gemma 4
+    in transformers 5.
+
+    Raises:
+        InvalidRequestError: the model has no encoder, or its patches are not known.
+
+    """
+    encoder = find_encoder(model)
+    if encoder is None or not encoder["patch_side"]:
+        why = "has no encoder" if encoder is None else "does not say how large a patch is"
+        raise InvalidRequestError.of_field("workload.images", f"{model.name} {why}")
+    merged, longest = encoder["merged_patches"], encoder["max_image_tokens"]
+    pixels = encoder["patch_side"] * isqrt(merged)
+    rows, columns = (max(round(side / pixels), 1) for side in (images.height, images.width))
+    if longest and rows * columns > longest:
+        smaller = sqrt(longest / (rows * columns))
+        rows, columns = (max(floor(side * smaller), 1) for side in (rows, columns))
+    return EncodedImages(
+        num_images=images.num_images,
+        num_patches=rows * columns * merged,
+        tokens_each=rows * columns,
+        first_token=first_token,
+    )
