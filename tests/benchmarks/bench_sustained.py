@@ -5,7 +5,7 @@ Run: python tests/benchmarks/bench_sustained.py
 Compares tables of the same GEMMs of one engine on one device, timed in bursts and for about a
 second each (columns `power`, `power_limit`). Two versions differ by a factor of their own, the
 median ratio of small calls. Prints what is fitted, the share of the peak from which on power slows,
-beside the device file's, how many calls it slows, and how far these are off with the law and
+next to the device file's, how many calls it slows, and how far these are off with the law and
 without it.
 """
 

@@ -1,4 +1,4 @@
-"""Collectives on links that they were not measured on themselves, told by what else was.
+"""Collectives on links that they were not measured on, estimated from what else was.
 
 What one collective reaches of the links of a topology, another reaches as well: a host whose PCIe
 gives 15 GB/s to an all-reduce gives no 36 to an all-gather. Where nothing was measured documents
@@ -23,7 +23,7 @@ from foretoken.predictor.transfer.links import choose_rows, estimate_from_links,
 from foretoken.predictor.transfer.messages import HALVES_OF_ALL_REDUCE
 
 # Which other collectives are asked, those first that tell most of the others. Source: tables of
-# NCCL on A100, H100, H200, B200 and RTX PRO 6000, one collective left out and told by another at
+# NCCL on A100, H100, H200, B200 and RTX PRO 6000, one collective left out and estimated from one of
 # the same message and group: halves of an all-reduce by each other 5 to 7 % off on average, by or
 # of exchanges 11 to 20 %, by or of all-reduces 15 to 25 %, where the same collective on other
 # devices is 11 to 60 % off; by a transfer between two 14 to 56 %, which documents come before.
@@ -51,8 +51,8 @@ class LinkedCollectives:
         """Return a collective's estimates, those of its own measurements or of other devices.
 
         Calls over links on which the collective itself was measured, inside nodes or between them,
-        stay as they are. Others are told by what else was measured there, else by documents, else
-        by transfers between two devices.
+        stay as they are. Others are estimated from what else was measured there, else from
+        documents, else from transfers between two devices.
         """
         is_known = _crosses_links_of(own, call)
         held = hold_to_links(call.spec, call.columns, call.target, found)
@@ -189,7 +189,7 @@ def _move(call: Call, other: OperatorSpec, told: LatencyColumns, rate: float) ->
     """Return a collective's times from another's of the same messages and groups.
 
     Each takes the same multiple of its links' bound and of what a small message takes. A transfer
-    between two waits for no others: from it, or of it, the `rate` of large messages alone is told,
+    between two waits for no others: from it, or of it, the `rate` of large messages alone counts,
     how many times longer they take than at the full rate of the links.
     """
     asked, known = (build_design(spec, call.columns, call.target) for spec in (call.spec, other))

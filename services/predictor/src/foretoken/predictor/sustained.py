@@ -50,7 +50,7 @@ def sustain(call: Call, query: LatencyQuery, found: LatencyColumns) -> LatencyCo
     return replace(
         found,
         latency_us=latency_us * ratio,
-        # A call that power slows less than told takes what it takes in a burst.
+        # A call that power slows less than estimated takes what it takes in a burst.
         low_us=np.asarray(found.low_us) * np.maximum(ratio / doubt, 1.0),
         high_us=np.asarray(found.high_us) * ratio * doubt,
         provenance=np.where(
