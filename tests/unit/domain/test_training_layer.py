@@ -222,6 +222,28 @@ def test_eight_bit_training_converts_the_inputs_of_its_matrix_products() -> None
     assert all(node.weights_bytes == 2 * node.num_weights for node in products)
 
 
+def test_gradients_of_8_bit_products_are_converted_as_wide_as_they_are() -> None:
+    """What a product reads is converted forward, the gradient of what it wrote backward."""
+    forward, backward = (_by_role(nodes) for nodes in _lower(_LLAMA, _options("plain", DType.FP8)))
+    for role in ("attn_qkv_proj", "attn_out_proj", "mlp_up_proj", "mlp_down_proj"):
+        product, cast = forward[role].dims, forward[f"{role}_quantize"]
+        assert {"num_tokens": product["m"], "hidden": product["k"]} == cast.dims
+        back = backward[f"{role}_quantize_backward"]
+        assert {"num_tokens": product["m"], "hidden": product["n"]} == back.dims
+        assert (1.0, Phase.BACKWARD) == (back.share, back.phase)
+
+
+def test_a_norm_may_write_what_an_8_bit_product_reads() -> None:
+    """A byte is read and one written for the transposed copy, of four that a conversion moves."""
+    shares = {
+        node.role.removesuffix("_quantize"): node.share
+        for node in _lower(_LLAMA, _options("megatron-core", DType.FP8))[0]
+        if node.operator == "quantize"
+    }
+    expected = {"attn_qkv_proj": 0.5, "attn_out_proj": 1, "mlp_up_proj": 0.5, "mlp_down_proj": 1}
+    assert expected == shares
+
+
 def test_grouped_queries_have_fewer_keys() -> None:
     nodes = _by_role(_lower(_LLAMA, _options("plain", DType.BF16), tp=4)[0])
     assert (8, 2) == (

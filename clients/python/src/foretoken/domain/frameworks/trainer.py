@@ -109,7 +109,8 @@ class TrainerProfile:
     batch's weight gradients are added up: in the matrix product itself (`fused`), by kernels of
     their own (`separate`), or by those after a conversion to fp32 (`converted`). An RMS norm,
     or the rotation of heads, is one kernel with `fuses_norm`, `fuses_rope`, else a chain of
-    them; with `casts_norm_inputs` norms of a layer work on fp32. Unless `fuses_gate`, the
+    them; with `casts_norm_inputs` norms of a layer work on fp32, with
+    `fuses_norm_quantize` they write what a product in 8 bit reads. Unless `fuses_gate`, the
     activation of a gated MLP and its product with the other half are two kernels, and the
     weights of both halves two tensors. Unless `fuses_bias_activation`, the bias of an MLP and
     its activation are two, and unless `fuses_residual` so are bias, dropout and the addition to
@@ -183,6 +184,7 @@ class TrainerProfile:
     fuses_norm: bool = True
     fuses_rope: bool = True
     casts_norm_inputs: bool = False
+    fuses_norm_quantize: bool = False
     fuses_gate: bool = True
     fuses_bias_activation: bool = True
     fuses_residual: bool = True

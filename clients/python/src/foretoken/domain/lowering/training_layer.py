@@ -25,6 +25,11 @@ _NARROW_BYTES = 2
 # Source: PyTorch 1.13, `torch/optim/adamw.py`, _single_tensor_adamw.
 _ADAM_PASSES = 11
 
+# Products that follow a norm of their own, and what their input's transposition moves of a
+# conversion.
+_AFTER_NORM = ("attn_qkv_proj", "mlp_up_proj")
+_TRANSPOSED_SHARE = 0.5
+
 _Nodes = tuple[OperatorNode, ...]
 
 
@@ -208,14 +213,18 @@ def training_projection(
 ) -> Iterator[OperatorNode]:
     """Yield a matrix product of every layer, in 8 bit after its input has been converted.
 
-    Weights stay in 16 bit next to the copies that are multiplied.
-    Source: NVIDIA Transformer Engine, FP8 primer.
+    Weights stay in 16 bit next to the copies that are multiplied. With `fuses_norm_quantize` the
+    norm before it writes 8 bit, so that the transposition is left: a byte is read and one written
+    of the four that a conversion moves.
+    Source: NVIDIA Transformer Engine, FP8 primer; `pytorch/module/layernorm_linear.py`.
     """
     node = builder.layer(role, "gemm", dims, partition)
     if builder.options.dtype is DType.FP8:
         split = Partition.WIDTH if partition is Partition.ROW else Partition.REPLICATED
         conversion = {"num_tokens": dims["m"], "hidden": dims["k"]}
-        yield builder.layer(f"{role}_quantize", "quantize", conversion, split)
+        cast = builder.layer(f"{role}_quantize", "quantize", conversion, split)
+        is_fused = role in _AFTER_NORM and trainer_of(builder).fuses_norm_quantize
+        yield dataclasses.replace(cast, share=_TRANSPOSED_SHARE if is_fused else 1.0)
         node = dataclasses.replace(
             node, dtype=DType.FP8, output_dtype=builder.activation_dtype, weight_bits=16.0
         )
