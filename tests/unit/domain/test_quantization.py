@@ -153,6 +153,24 @@ def test_what_a_device_lacks_is_emulated_part_by_part() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("name", "engine", "device", "expected"),
+    [
+        ("mxfp4", "trtllm", "b200", "w4a8_mxfp4_mxfp8"),
+        ("attention=fp8+experts=mxfp4", "trtllm", "b200", "attention=fp8+experts=w4a8_mxfp4_mxfp8"),
+        ("mxfp4", "trtllm", "h200_sxm", "mxfp4"),
+        ("mxfp4", "vllm", "b200", "mxfp4"),
+        ("w4a16_mxfp4", "trtllm", "b200", "w4a16_mxfp4"),
+    ],
+)
+def test_an_engine_chooses_the_activations_of_a_scheme_by_device(
+    name: str, engine: str, device: str, expected: str
+) -> None:
+    executed = executed_quantization(name, find_device(device), engine)
+    assert expected == executed.name
+    assert (name != expected) == (f"{engine} runs {name} on {device}" in executed.remark)
+
+
 def test_a_scenario_takes_the_checkpoints_format_unless_it_names_one() -> None:
     stored = ServingScenario(model="gpt-oss-120b", device="h200_sxm")
     assert "mxfp4" == stored.quantization

@@ -241,6 +241,13 @@ _EMULATED: Mapping[str, Mapping[str, str]] = MappingProxyType(
 _WITH_MARLIN = frozenset({"ampere", "ada", "hopper", "blackwell"})
 
 
+# Formats that an engine chooses by device for the activations that a scheme says nothing of: by
+# engine and architecture. Source: TensorRT-LLM, `_torch/model_config.py` (get_mxfp4_quant_algo).
+_CHOSEN: Mapping[tuple[str, str], Mapping[str, str]] = MappingProxyType(
+    {("trtllm", "blackwell"): {"mxfp4": "w4a8_mxfp4_mxfp8"}}
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutedQuantization:
     """The scheme that runs, and what to say where it is not the one that was asked for."""
@@ -263,7 +270,7 @@ def executed_quantization(name: str, device: DeviceSpec, engine: str) -> Execute
         if (reason := device.find_missing_format(dtype))
     ]
     if not missing:
-        return ExecutedQuantization(name)
+        return _chosen_quantization(name, device, engine)
     parts = {
         part: scheme
         if not any(map(device.find_missing_format, find_quantization(scheme).dtypes))
@@ -273,10 +280,23 @@ def executed_quantization(name: str, device: DeviceSpec, engine: str) -> Execute
     if None in parts.values() or device.architecture not in _WITH_MARLIN:
         problem = f"{name}: {missing[0]}; {engine} has no kernel that emulates it"
         raise InvalidRequestError.of_field("quantization", problem)
-    words = [f"{part}={scheme}" if part else f"{scheme}" for part, scheme in parts.items()]
-    instead = "+".join(words)
+    instead = _join_parts(parts)
     return ExecutedQuantization(
         instead,
         f"{missing[0]}: {engine} runs {name} with Marlin kernels, as {instead}: narrow weights,"
         " products in 16 bits",
     )
+
+
+def _chosen_quantization(name: str, device: DeviceSpec, engine: str) -> ExecutedQuantization:
+    """Return a scheme with the activations that an engine chooses on a device it can run on."""
+    chosen = _CHOSEN.get((engine, device.architecture), {})
+    parts = _split_parts(name)
+    if not chosen.keys() & set(parts.values()):
+        return ExecutedQuantization(name)
+    instead = _join_parts({part: chosen.get(scheme, scheme) for part, scheme in parts.items()})
+    return ExecutedQuantization(instead, f"{engine} runs {name} on {device.name} as {instead}")
+
+
+def _join_parts(parts: Mapping[str, str | None]) -> str:
+    return "+".join(f"{part}={scheme}" if part else f"{scheme}" for part, scheme in parts.items())
