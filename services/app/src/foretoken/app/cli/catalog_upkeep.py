@@ -92,7 +92,8 @@ def sql(
             note(f"{table.num_rows:,} rows in {target}")
             return
         rows = [[_plain(cell) for cell in row.values()] for row in table.to_pylist()[:max_rows]]
-        state.print_rows(f"{len(rows):,} rows", table.schema.names, rows)
+        names = table.schema.names
+        state.print_rows(f"{len(rows):,} rows", names, rows, keys=names)
         if table.num_rows > max_rows:
             note("there are more rows; --max-rows shows them, --save writes all of them")
 
@@ -363,7 +364,7 @@ def selection_of(words: Sequence[str] | None) -> MeasurementFilter:
 def _print_snapshots(state: CliState, title: str, snapshots: Sequence[Snapshot]) -> None:
     rows = [
         (
-            snapshot.content_hash if state.is_json else snapshot.content_hash[:_SHORT],
+            snapshot.content_hash if state.is_data else snapshot.content_hash[:_SHORT],
             snapshot.num_rows,
             _say_selection(snapshot.selection),
             snapshot.created_at,
@@ -404,7 +405,7 @@ def artifacts(
             artifact.num_bytes,
             artifact.created_at,
             artifact.is_active,
-            artifact.content_hash if state.is_json else artifact.content_hash[:_SHORT],
+            artifact.content_hash if state.is_data else artifact.content_hash[:_SHORT],
         )
         for artifact in kept
     ]

@@ -233,7 +233,7 @@ def print_overlaps(
         "next to it (µs)",
         "slower by",
     )
-    if state.is_json:
+    if state.is_data:
         names = (
             *columns[:4],
             "product_us",

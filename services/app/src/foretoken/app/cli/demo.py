@@ -93,7 +93,7 @@ def _show_outcome(state: CliState, outcome: DemoOutcome) -> None:
             " disturbed this machine and are not trained on: a quiet one predicts better"
         )
     state.print_object(outcome, lambda: _accuracy_table(outcome))
-    if not state.is_json:
+    if not state.is_data:
         shown = outcome.serving[::2]
         state.print_object(
             shown,
@@ -116,7 +116,7 @@ def _ask(state: CliState, home: Path) -> DemoAnswers:
         answers = ask_questions(services.foretoken("predictor", "simulator"), show_progress)
         runs = list_installed_runs(services.catalog, asking.config.starter)
     answers = replace(answers, deployments=show_nearest(answers.deployments, runs))
-    if not state.is_json:
+    if not state.is_data:
         title = "Llama 3.1 8B on up to 8 x H200, TTFT 2 s, TPOT 30 ms"
         state.print_object(
             answers.deployments,

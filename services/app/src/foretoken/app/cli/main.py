@@ -66,7 +66,7 @@ def root(
         ),
     ] = None,
     output: Annotated[
-        str, typer.Option(help="How results are printed: `table` or `json`.")
+        str, typer.Option(help="How results are printed: `table`, `json` or `csv`.")
     ] = "table",
     log_level: Annotated[str | None, typer.Option(help="Log level, on stderr.")] = None,
     _no_starter: Annotated[
@@ -85,7 +85,8 @@ def root(
     ] = False,
 ) -> None:
     """Set up what every command shares."""
-    from foretoken.app.cli.state import CliState, fail, parse_assignments
+    from foretoken.app.cli.data_output import OUTPUTS
+    from foretoken.app.cli.state import CliState, choose_output, fail, parse_assignments
     from foretoken.app.config import load_config, process_environment
     from foretoken.app.starter import with_starter
     from foretoken.app.telemetry.command_trace import observe_command
@@ -96,8 +97,9 @@ def root(
         use_one_thread()
     if context.invoked_subcommand != "serve":
         collect_rarely()
-    if output not in ("table", "json"):
-        raise typer.BadParameter("--output is `table` or `json`")
+    if output not in OUTPUTS:
+        raise typer.BadParameter("--output is `table`, `json` or `csv`")
+    choose_output(output)
     overrides: dict[str, object] = {"home": home, "log.level": log_level, **context.meta}
     for service, address in parse_assignments(endpoint or []).items():
         overrides[f"endpoints.{service}"] = address

@@ -112,7 +112,7 @@ def list_kept(
         )
         if len(shown) < len(kept):
             note(f"{len(kept) - len(shown):,} older ones: --last {len(kept)}")
-        if not kept and not state.is_json:
+        if not kept and not state.is_data:
             note("nothing is kept yet: results of simulations and searches will be")
 
 
@@ -145,7 +145,7 @@ def show(
     state = state_of(context)
     with open_composition(state) as services:
         result, report = read_result(services.catalog, run)
-        if not state.is_json:
+        if not state.is_data:
             note(f"{result.job_id}, {result.created_at}: {result.headline}")
         state.print_object(plain_report(report), lambda: result_table(result.title, report))
         if page is not None:

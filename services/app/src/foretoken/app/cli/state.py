@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +22,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from foretoken.app.cli.data_output import (
+    DATA_OUTPUTS,
+    TimeLeft,
+    describe_error,
+    key_of,
+    write_csv,
+    write_json,
+)
 from foretoken.app.config import process_environment
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
@@ -45,6 +54,8 @@ _NAME_WIDTH = 20
 # Where there is no terminal for a bar, a line says this often how far a job is.
 _LINE_S = 10.0
 _notes = Console(stderr=True)
+# How results of the command that runs are printed; errors follow it.
+_output = ContextVar("output", default="table")
 NO_ANSWER = 3
 
 
@@ -56,9 +67,9 @@ class CliState:
     output: str = "table"
 
     @property
-    def is_json(self) -> bool:
-        """Whether results are printed as JSON."""
-        return self.output == "json"
+    def is_data(self) -> bool:
+        """Whether results are printed for programs: as JSON or CSV."""
+        return self.output in DATA_OUTPUTS
 
     def with_config(self, config: AppConfig) -> CliState:
         """Return the same state over another configuration."""
@@ -67,22 +78,29 @@ class CliState:
     def print_object(self, value: Any, table: Callable[[], Table], *echoes: Echo) -> None:
         """Print a result: JSON of the whole value, or its table and the echoes of its answers.
 
-        JSON of one answer has its `echo`, be it a field of the value or not.
+        JSON of one answer has its `echo`, be it a field of the value or not. CSV has a row for each
+        item of a list, and one of the single values of another result, by their dotted paths.
         """
-        if self.is_json:
+        if self.is_data:
             encoded = schema.encode(value)
             if len(echoes) == 1 and isinstance(encoded, dict):
                 encoded = {**encoded, "echo": schema.encode(echoes[0])}
-            sys.stdout.write(json.dumps(encoded, indent=2) + "\n")
+            write = write_csv if self.output == "csv" else write_json
+            write(encoded)
         else:
             has_width = sys.stdout.isatty() or "COLUMNS" in process_environment()
             Console(width=None if has_width else _PIPED_WIDTH).print(with_echo(table(), *echoes))
 
     def print_rows(
-        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        keys: Sequence[str] = (),
     ) -> None:
-        """Print rows as a table, or as a JSON list of objects keyed by column."""
-        records = [dict(zip(columns, row, strict=True)) for row in rows]
+        """Print rows as a table, or as data whose keys are `keys`, else those of the columns."""
+        names = keys or [key_of(column) for column in columns]
+        records = [dict(zip(names, row, strict=True)) for row in rows]
         self.print_object(records, lambda: build_table(title, columns, rows))
 
 
@@ -162,8 +180,16 @@ def _note_owner(pid: int) -> None:
     note(f"process {pid} has the catalog open; this one works with it through that")
 
 
+def choose_output(output: str) -> None:
+    """Say how the command that runs prints, before there is a state."""
+    _output.set(output)
+
+
 def fail(error: ForetokenError) -> None:
-    """Print an error and leave with status 1."""
+    """Print an error, as the JSON of the HTTP API where results are data; leave with status 1."""
+    if _output.get() in DATA_OUTPUTS:
+        sys.stderr.write(json.dumps(describe_error(error), ensure_ascii=False) + "\n")
+        raise typer.Exit(code=1) from error
     _notes.print(f"[red]error[/red] ({error.reason.lower()}): ", end="", highlight=False)
     _notes.print(error.message, markup=False, highlight=False, soft_wrap=True)
     if error.trace_id:
@@ -179,6 +205,7 @@ class ProgressBar:
         self._task = task
         self._told_s = time.monotonic()
         self._told: set[str] = set()
+        self._left = TimeLeft()
 
     def __call__(self, job: Job) -> None:
         """Show how far a job is, and each of its notices on a line of its own."""
@@ -190,8 +217,10 @@ class ProgressBar:
 
     def set(self, ratio: float, message: str) -> None:
         """Show a ratio from 0 to 1."""
-        self._progress.update(self._task, completed=ratio, message=message)
         now_s = time.monotonic()
+        left = self._left.describe(ratio, now_s)
+        message = ", ".join(filter(None, (message, left)))
+        self._progress.update(self._task, completed=ratio, message=message)
         if message and not _notes.is_terminal and now_s - self._told_s >= _LINE_S:
             self._told_s = now_s
             note(f"{ratio:4.0%} {escape(message)}")
