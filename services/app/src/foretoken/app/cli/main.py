@@ -49,6 +49,21 @@ def _leave_starter(context: typer.Context, is_asked: bool) -> None:
         context.meta["predictor.starter"] = ""
 
 
+def _check_output(output: str) -> str:
+    from foretoken.app.cli.data_output import OUTPUTS
+    from foretoken.app.cli.state import choose_output
+
+    if output not in OUTPUTS:
+        raise typer.BadParameter("--output is `table`, `json` or `csv`")
+    choose_output(output)
+    return output
+
+
+_OUTPUT = typer.Option(
+    help="How results are printed: `table`, `json` or `csv`.", callback=_check_output
+)
+
+
 @app.callback()
 def root(
     context: typer.Context,
@@ -65,9 +80,7 @@ def root(
             " Repeatable; services not named run inside this process."
         ),
     ] = None,
-    output: Annotated[
-        str, typer.Option(help="How results are printed: `table`, `json` or `csv`.")
-    ] = "table",
+    output: Annotated[str, _OUTPUT] = "table",
     log_level: Annotated[str | None, typer.Option(help="Log level, on stderr.")] = None,
     _no_starter: Annotated[
         bool,
@@ -85,8 +98,7 @@ def root(
     ] = False,
 ) -> None:
     """Set up what every command shares."""
-    from foretoken.app.cli.data_output import OUTPUTS
-    from foretoken.app.cli.state import CliState, choose_output, fail, parse_assignments
+    from foretoken.app.cli.state import CliState, fail, parse_assignments
     from foretoken.app.config import load_config, process_environment
     from foretoken.app.starter import with_starter
     from foretoken.app.telemetry.command_trace import observe_command
@@ -97,9 +109,6 @@ def root(
         use_one_thread()
     if context.invoked_subcommand != "serve":
         collect_rarely()
-    if output not in OUTPUTS:
-        raise typer.BadParameter("--output is `table`, `json` or `csv`")
-    choose_output(output)
     overrides: dict[str, object] = {"home": home, "log.level": log_level, **context.meta}
     for service, address in parse_assignments(endpoint or []).items():
         overrides[f"endpoints.{service}"] = address

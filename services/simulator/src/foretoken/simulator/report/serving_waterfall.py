@@ -12,7 +12,7 @@ from foretoken.page.chart import GREEN, GREY, ORANGE, PURPLE, Plot
 from foretoken.page.section import Section
 from foretoken.simulator.grid import Floats
 
-# As many rows as can be told apart in a picture.
+# More rows cannot be distinguished in a picture.
 _SHOWN: Final = 40
 _COLORS: Final = {
     "on its way": PURPLE,
