@@ -49,19 +49,16 @@ def _leave_starter(context: typer.Context, is_asked: bool) -> None:
         context.meta["predictor.starter"] = ""
 
 
-def _check_output(output: str) -> str:
+def _check_output(output: str) -> None:
     from foretoken.app.cli.data_output import OUTPUTS
     from foretoken.app.cli.state import choose_output
 
     if output not in OUTPUTS:
         raise typer.BadParameter("--output is `table`, `json` or `csv`")
     choose_output(output)
-    return output
 
 
-_OUTPUT = typer.Option(
-    help="How results are printed: `table`, `json` or `csv`.", callback=_check_output
-)
+_OUTPUT = typer.Option(help="How results are printed: `table`, `json` or `csv`.")
 
 
 @app.callback()
@@ -109,6 +106,7 @@ def root(
         use_one_thread()
     if context.invoked_subcommand != "serve":
         collect_rarely()
+    _check_output(output)
     overrides: dict[str, object] = {"home": home, "log.level": log_level, **context.meta}
     for service, address in parse_assignments(endpoint or []).items():
         overrides[f"endpoints.{service}"] = address
