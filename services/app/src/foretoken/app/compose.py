@@ -70,11 +70,6 @@ class Composition:
         self._on_join = on_join
         self._opened = ExitStack()
 
-    @property
-    def starter(self) -> str:
-        """Folder of the starter catalog that the predictor has; empty without one."""
-        return self._config.starter
-
     def __enter__(self) -> Self:
         """Use as a context manager to close what was opened."""
         return self

@@ -221,7 +221,7 @@ def serve_web(
 
     return WebServer(
         config.server,
-        OfferedServices(offered, ports, ports.starter),
+        OfferedServices(offered, ports, config.starter),
         logged_calls=config.log.calls,
         registry=registry,
     ).open()
