@@ -14,6 +14,7 @@ from loopback import serve
 from foretoken.api.catalog.v1 import catalog_service_pb2 as catalog_pb2
 from foretoken.api.catalog.v1.catalog_service_pb2_grpc import CatalogServiceStub
 from foretoken.catalog import servicer
+from foretoken.client.calls import Method
 from foretoken.client.channel import Connection
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.sending import GROUP_BATCHES, batch_messages, run_message
@@ -166,7 +167,7 @@ def test_a_stream_out_of_order_is_refused(
     connection = Connection(options, "catalog").open()
     stub = CatalogServiceStub(connection.channel)
     with pytest.raises(InvalidRequestError) as caught:
-        list(connection.exchange(stub.Record, iter(messages)))
+        list(connection.exchange(Method("/Record", stub.Record), iter(messages)))
     connection.close()
     assert [violation.field for violation in caught.value.violations] == [field]
 
@@ -177,5 +178,5 @@ def test_bytes_that_are_not_arrow_are_refused(options: ChannelOptions) -> None:
     connection = Connection(options, "catalog").open()
     stub = CatalogServiceStub(connection.channel)
     with pytest.raises(InvalidRequestError, match="not an Arrow IPC stream"):
-        list(connection.exchange(stub.Record, iter(messages)))
+        list(connection.exchange(Method("/Record", stub.Record), iter(messages)))
     connection.close()

@@ -47,7 +47,7 @@ def _fail(cluster: Cluster) -> None:
 
 
 def _be_refused_pods(cluster: Cluster) -> None:
-    """Be told why there are no pods."""
+    """Learn why there are no pods."""
     cluster.controller.refuses_pods = "exceeded quota: gpus"
     profiler = cluster.profiler(**_SETTINGS)
     try:
