@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ _CIRCUMSTANCES = (
     "framework",
     "variant",
     "kernel",
+    "is_sustained",
 )
 
 # Rows that the catalog flags only because they differ from earlier ones: the very sign of drift.
@@ -94,7 +96,7 @@ def _tabulate(rows: pa.Table) -> Iterator[MeasuredTable]:
         yield MeasuredTable(query, members["latency_us"].to_numpy())
 
 
-def _build_query(group: Mapping[str, str], rows: pa.Table) -> LatencyQuery:
+def _build_query(group: Mapping[str, Any], rows: pa.Table) -> LatencyQuery:
     """Return the query for rows of the same circumstances.
 
     Raises:
@@ -116,4 +118,5 @@ def _build_query(group: Mapping[str, str], rows: pa.Table) -> LatencyQuery:
         tables=(table,),
         topology=group["topology"] if spec.is_collective else "",
         framework=group["framework"],
+        sustained=group["is_sustained"],
     )

@@ -273,7 +273,7 @@ def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Ta
     for name in ("topology", "kernel", "variant"):
         columns[name] = pc.coalesce(table[name], pa.scalar(""))
     # What has a mean power was timed for about a second, which others were not.
-    has_power = pc.is_valid(table["power_w"])
+    has_power = pc.fill_null(pc.greater(table["power_w"], 0.0), fill_value=False)
     columns |= {"framework": named, "latency_us": latency, "is_sustained": has_power}
     variants = pc.unique(columns["variant"]).to_pylist()
     disturbed = [variant for variant in variants if is_of_overlap(variant)]
