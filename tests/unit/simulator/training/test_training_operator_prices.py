@@ -14,7 +14,13 @@ _DIMS = {"m": 4096, "n": 8192, "k": 8192}
 _FLOPS = 2 * 4096 * 8192 * 8192
 
 
-def _price_us(device: str, operator: str, dims: dict[str, int]) -> float:
+def _price_us(
+    device: str,
+    operator: str,
+    dims: dict[str, int],
+    predictor: RooflinePredictor | None = None,
+    power_limit_w: float = 0.0,
+) -> float:
     node = OperatorNode(
         role=operator,
         group=find_operator(operator).group,
@@ -23,21 +29,19 @@ def _price_us(device: str, operator: str, dims: dict[str, int]) -> float:
         dims=dims,
         dtype=DType.BF16,
     )
-    scenario = dataclasses.replace(build_scenario(), device=device)
-    return fetch_prices([node], scenario, RooflinePredictor()).find(node).latency_us
+    scenario = dataclasses.replace(build_scenario(), device=device, power_limit_w=power_limit_w)
+    return fetch_prices([node], scenario, predictor or RooflinePredictor()).find(node).latency_us
 
 
-def test_products_keep_to_the_rate_that_a_device_sustains() -> None:
-    assert _FLOPS / (0.48 * 2250e12) * 1e6 == pytest.approx(_price_us("b200", "gemm", _DIMS))
+@pytest.mark.parametrize("power_limit_w", [0.0, 500.0])
+def test_steps_take_what_lasts_at_the_limit_of_the_devices(power_limit_w: float) -> None:
+    predictor = RooflinePredictor()
+    _price_us("h100_sxm", "gemm", _DIMS, predictor, power_limit_w)
+    (query,) = predictor.queries
+    assert (True, power_limit_w) == (query.sustained, query.power_limit_w)
 
 
-def test_devices_without_such_a_rate_keep_what_was_predicted() -> None:
-    expected_us = pytest.approx(_FLOPS / 312e12 * 1e6, rel=0.01)
-    assert expected_us == _price_us("a100_sxm_80", "gemm", _DIMS)
-
-
-def test_what_is_no_product_has_no_such_rate() -> None:
-    dims = {"num_tokens": 4096, "hidden": 8192}
-    # Three values of two bytes each at 7.7 TB/s, and the launch.
-    expected_us = pytest.approx(3 * 4096 * 8192 * 2 / 7.7e6 + 1.7)
-    assert expected_us == _price_us("b200", "residual_add", dims)
+@pytest.mark.parametrize(("device", "peak"), [("a100_sxm_80", 312e12), ("b200", 2250e12)])
+def test_products_cost_what_was_predicted(device: str, peak: float) -> None:
+    expected_us = pytest.approx(_FLOPS / peak * 1e6, rel=0.01)
+    assert expected_us == _price_us(device, "gemm", _DIMS)
