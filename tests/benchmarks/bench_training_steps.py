@@ -186,8 +186,8 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
 # What sources say of a run that the file leaves out.
 _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # NVIDIA/NeMo, scripts/performance/llm/pretrain_deepseek_v3.py: DeepEP on H100. Of the model's
-    # eight groups of experts, one a node, a token reaches four (its config.json).
-    "dgxc-dsv3-bf16": {"sends_tokens_once": "true", "nodes_per_token": "4"},
+    # eight groups of experts, one a node, a token reaches four, which the preset has.
+    "dgxc-dsv3-bf16": {"sends_tokens_once": "true"},
     # AI-Hypercomputer/maxtext with Transformer Engine: cuDNN's attention.
     "dgxc-maxtext": {"attention_library": "cudnn"},
     # NVIDIA-NeMo/Megatron-Bridge, recipes/moonlight/moonlight_16b.py: gradients and moments in

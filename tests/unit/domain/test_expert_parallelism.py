@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.lowering.expert_layer import reached_places
 from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
 from foretoken.domain.lowering.lower import check_layout, lower_rank
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.layout import ParallelLayout
 
@@ -103,6 +105,17 @@ def test_a_token_crosses_the_network_once_for_every_node_or_for_every_expert() -
     )
     # 8 experts lie on 3.63 of 4 nodes and on 7.36 of 32 ranks.
     assert (3.63, 7.36, 8.0) == (normal, by_rank, low_latency)
+
+
+@pytest.mark.parametrize(("num_places", "expected"), [(2, 4), (8, 4), (16, 8), (32, 16)])
+def test_groups_of_experts_limit_where_a_token_goes(num_places: int, expected: int) -> None:
+    """DeepSeek-V3: four of eight groups; others choose among all experts."""
+    (grouped,) = stack_of(find_model("deepseek-v3")).experts
+    (free,) = stack_of(_QWEN).experts
+    assert (expected, 0) == (
+        reached_places(grouped, num_places),
+        reached_places(free, num_places),
+    )
 
 
 def test_tokens_go_to_experts_in_fp8_blocks_and_come_back_as_they_are() -> None:

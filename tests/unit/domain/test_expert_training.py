@@ -130,6 +130,9 @@ def test_a_token_goes_to_no_more_nodes_than_its_router_lets_it() -> None:
     places = 4 * (1 - math.comb(96, 8) / math.comb(128, 8))
     expected = round(_TOKENS * places) * 7168 * 2
     assert expected == limited["moe_dispatch_all_to_all"].dims["message_bytes"]
+    # The model's own groups of experts, eight of which four, say as much.
+    grouped = _lower(rank, _options({"sends_tokens_once": True}))
+    assert expected == grouped["moe_dispatch_all_to_all"].dims["message_bytes"]
     every = _lower(rank, _options({"nodes_per_token": 4}))
     assert 8 * _TOKENS * 7168 * 2 == every["moe_dispatch_all_to_all"].dims["message_bytes"]
 

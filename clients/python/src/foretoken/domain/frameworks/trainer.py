@@ -146,11 +146,12 @@ class TrainerProfile:
     them; with `sends_attention_mask` a mask of each sequence's length squared goes along. Tokens go
     to their experts once for each of them, or with `sends_tokens_once` once for each node that has
     any (inside one node: each rank); where `nodes_per_token` is not 0, its router lets a token
-    reach no more nodes, which only such an exchange makes use of. `dispatch_dtype` is the format
-    they are sent in (none: that of activations, in which sums come back). What the `overlaps_`
-    rules name is hidden behind computation, which it slows down by `overlap_slowdown_ratio`;
-    `overlaps_tensor_gradients` names the tensor collectives of the backward pass alone, behind the
-    weight gradients. Gradients are reduced in buckets of `bucket_elements` (0: one).
+    reach no more nodes (0: as the model's groups of experts say), which only such an exchange
+    uses. `dispatch_dtype` is the format they are sent in (none: that of activations, in which sums
+    come back). What the `overlaps_` rules name is hidden behind computation, which it slows down by
+    `overlap_slowdown_ratio`; `overlaps_tensor_gradients` names the tensor collectives of the
+    backward pass alone, behind the weight gradients. Gradients are reduced in buckets of
+    `bucket_elements` (0: one).
 
     Host: `forward_gap_us` and `backward_gap_us` are what eager launches leave between the kernels
     of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs

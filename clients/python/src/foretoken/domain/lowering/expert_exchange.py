@@ -29,6 +29,7 @@ from foretoken.domain.lowering.expert_layer import (
     expert_load,
     is_expert_node,
     larger,
+    reached_places,
     rounded,
 )
 from foretoken.domain.lowering.graph import OperatorNode
@@ -133,8 +134,9 @@ class _Spread:
             return part["top_k"]
         routing = ExpertRouting(top_k=part["top_k"], num_experts=part["num_experts"])
         if num_nodes == 1:
-            return count_places(routing, self._mesh.ep)
-        return count_places(routing, num_nodes, self._trainer.nodes_per_token)
+            return count_places(routing, self._mesh.ep, reached_places(part, self._mesh.ep))
+        most = self._trainer.nodes_per_token or reached_places(part, num_nodes)
+        return count_places(routing, num_nodes, most)
 
     def _load(self, lowering: Lowering) -> tuple[Quantity, float]:
         """Return the pairs that the busiest rank computes, and how many that is over the mean."""

@@ -107,6 +107,18 @@ def count_places(routing: ExpertRouting, num_places: int, most: int = 0) -> floa
     return num_open * (1 - missed / math.comb(num_experts, routing.top_k))
 
 
+def reached_places(part: LayerPart, num_places: int) -> int:
+    """Return on how many places at most the experts of a token are; 0 where nothing limits them.
+
+    Places hold groups of experts whole, or parts of one group each.
+    Source: DeepSeek-V3 Technical Report, section 2.1.2; `n_group` and `topk_group` of its config.
+    """
+    groups, reached = part["num_groups"], part["top_k_groups"]
+    if reached >= groups:
+        return 0
+    return int(ceil_divide(reached * max(num_places, groups), groups))
+
+
 def rounded(value: Quantity) -> Quantity:
     """Return the nearest whole numbers, as integers; of halves the upper."""
     upper = (value + 0.5) // 1

@@ -22,13 +22,18 @@ from foretoken.domain.plugins import scan_yaml
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeSpec:
-    """A mixture-of-experts MLP: `top_k` of `num_experts`, plus experts every token visits."""
+    """A mixture-of-experts MLP: `top_k` of `num_experts`, plus experts every token visits.
+
+    A router picks `top_k_groups` of `num_groups` first (0: among all experts at once).
+    """
 
     num_experts: int
     top_k: int
     expert_intermediate: int
     num_shared_experts: int = 0
     num_dense_layers: int = 0
+    num_groups: int = 0
+    top_k_groups: int = 0
 
     def __post_init__(self) -> None:
         """Refuse experts that no token can visit."""
@@ -37,6 +42,7 @@ class MoeSpec:
             {
                 **_at_least(self, 1, "num_experts", "top_k", "expert_intermediate"),
                 **_at_least(self, 0, "num_shared_experts", "num_dense_layers"),
+                **_at_least(self, 0, "num_groups", "top_k_groups"),
             },
         )
         InvalidRequestError.check(

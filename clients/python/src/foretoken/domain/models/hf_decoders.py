@@ -178,6 +178,7 @@ def _deepseek(reader: ConfigReader) -> Fields:
         expert_intermediate=reader.integer("moe_intermediate_size"),
         num_shared_experts=reader.optional("n_shared_experts", 0),
         num_dense_layers=reader.optional("first_k_dense_replace", 0),
+        **read_groups(reader),
     )
     mla = MlaSpec(
         q_lora_rank=reader.optional("q_lora_rank", 0),
@@ -195,6 +196,14 @@ def _deepseek(reader: ConfigReader) -> Fields:
         "mla": mla,
         "extras": prediction_heads(reader, "num_nextn_predict_layers"),
     }
+
+
+def read_groups(reader: ConfigReader) -> dict[str, int]:
+    """Return the groups of experts that a router chooses among first; nothing for one group."""
+    groups = reader.optional("n_group", 0)
+    if groups <= 1:
+        return {}
+    return {"num_groups": groups, "top_k_groups": reader.optional("topk_group", groups)}
 
 
 def prediction_heads(reader: ConfigReader, *keys: str) -> tuple[LayerPart, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foretoken.domain.models.hf_decoders import Fields
+from foretoken.domain.models.hf_decoders import Fields, read_groups
 from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.layer import LayerKind, LayerPart, write_pattern
 
@@ -91,7 +91,7 @@ def read_experts(reader: ConfigReader, **dims: int) -> LayerPart:
         "top_k": reader.integer("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
         "intermediate": dims.pop("intermediate", 0) or reader.integer("moe_intermediate_size"),
     }
-    return LayerPart(kind="experts", dims={**own, **dims})
+    return LayerPart(kind="experts", dims={**own, **read_groups(reader), **dims})
 
 
 def shared_width(reader: ConfigReader) -> int:

@@ -146,6 +146,8 @@ def _experts(model: ModelArchitecture) -> LayerPart | None:
         "shared_intermediate": moe.num_shared_experts * moe.expert_intermediate,
         "is_gated": int(model.is_gated),
         "has_bias": int(model.has_bias),
+        "num_groups": moe.num_groups,
+        "top_k_groups": moe.top_k_groups,
     }
     return LayerPart(kind="experts", dims=dims)
 

@@ -28,6 +28,7 @@ from foretoken.domain.lowering.expert_layer import (
     count_places,
     expert_load,
     larger,
+    reached_places,
     rounded,
 )
 from foretoken.domain.lowering.graph import OperatorNode, RankContext
@@ -188,7 +189,7 @@ def _exchange(
     load = expert_load(tokens, routing, lowering.options.moe_imbalance_ratio)
     # The busiest rank ends last: it receives, and sends back, more than its own.
     ratio = load.num_pairs * (rank.layout.ep / routing.top_k) / tokens
-    copies = _count_copies(lowering, routing, placed.dims["num_nodes"])
+    copies = _count_copies(node, lowering, placed.dims["num_nodes"])
     num_own = tokens / (rank.layout.tp * rank.layout.dp)
     sent = larger(rounded(num_own * copies * ratio), 1)
     width = node.dims["hidden"]
@@ -201,15 +202,21 @@ def _exchange(
     return dispatch, dataclasses.replace(combine, role=f"{node.role}_combine")
 
 
-def _count_copies(lowering: Lowering, routing: ExpertRouting, num_nodes: int) -> float:
+def _count_copies(node: OperatorNode, lowering: Lowering, num_nodes: int) -> float:
     """Return how often a rank sends a token, to itself too; every rank of an expert gets it."""
+    routing = _routing(node, lowering)
+    part = stack_of(lowering.rank.model).layers[node.first_layer].feed_forward
+
+    def count(num_places: int) -> float:
+        return count_places(routing, num_places, reached_places(part, num_places) if part else 0)
+
     match lowering.options.expert_exchange:
         case "deepep_low_latency":
             num_copies: float = routing.top_k
         case "deepep_normal" if num_nodes > 1:
-            return count_places(routing, num_nodes)
+            return count(num_nodes)
         case _:
-            num_copies = count_places(routing, routing.num_ranks)
+            num_copies = count(routing.num_ranks)
     return num_copies * lowering.rank.moe_tp
 
 

@@ -34,7 +34,11 @@ def _check(d: Dims) -> Mapping[str, tuple[bool, str]]:
         "top_k": (
             d["top_k"] <= d["num_experts"],
             f"{d['top_k']} is more than the {d['num_experts']} experts",
-        )
+        ),
+        "top_k_groups": (
+            d["top_k_groups"] <= d["num_groups"],
+            f"{d['top_k_groups']} is more than the {d['num_groups']} groups",
+        ),
     }
 
 
@@ -59,6 +63,8 @@ KIND = KindSpec(
         KindDim("has_bias", "1: projections have a bias", 0),
         KindDim("has_shared_gate", "1: shared experts have a gate from the router", 0),
         KindDim("latent", "features that routed experts work in; 0: those of the model", 0),
+        KindDim("num_groups", "groups of experts that a router chooses among first; 0: none", 0),
+        KindDim("top_k_groups", "of which a token's experts lie in so many", 0),
     ),
     weights=_weights,
     check=_check,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.lowering.communication import expert_mesh
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.models.architecture import all_models
+from foretoken.domain.models.architecture import ModelArchitecture, all_models
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.options import (
     Fields,
@@ -171,7 +171,7 @@ def _write_expert_layers(run: LaunchedRun) -> Options:
 def _token_exchange(run: LaunchedRun) -> Options:
     """Return how tokens get to their experts: to each of them, or once to each node by DeepEP.
 
-    A router that limits the nodes of a token has a group of experts on each.
+    A router that limits the nodes of a token has a group of experts on each, else the model's.
     """
     rules, scenario = run.rules, run.scenario
     is_once = rules.sends_tokens_once and run.ep > 1
@@ -179,12 +179,19 @@ def _token_exchange(run: LaunchedRun) -> Options:
     group = expert_mesh(scenario.layout, scenario.expert_tp).expert_group
     num_nodes = group.dims(topology.devices_per_node)["num_nodes"]
     is_limited = is_once and 0 < rules.nodes_per_token < num_nodes
+    groups = (num_nodes, rules.nodes_per_token) if is_limited else _find_groups(run.model)
     return {
         "moe-token-dispatcher-type": "flex" if is_once else "alltoall",
         "moe-enable-deepep": is_once,
-        "moe-router-num-groups": num_nodes if is_limited else None,
-        "moe-router-group-topk": rules.nodes_per_token if is_limited else None,
+        "moe-router-num-groups": groups[0],
+        "moe-router-group-topk": groups[1],
     }
+
+
+def _find_groups(model: ModelArchitecture) -> tuple[int, int] | tuple[None, None]:
+    """Return a model's groups of experts, and of how many a token's are; none of no groups."""
+    moe = model.moe
+    return (moe.num_groups, moe.top_k_groups) if moe and moe.num_groups else (None, None)
 
 
 def _write_chunks(run: LaunchedRun) -> Options:
