@@ -26,7 +26,7 @@ from foretoken.client.facade import Foretoken
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec, find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import TrainingReport
@@ -198,12 +198,55 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
 _WHOLE_EXPERTS = "mem-moonlight"
 
 
+# Models of which there are no presets. Source: config.json of hpcai-tech/grok-1 and of
+# moonshotai/Moonlight-16B-A3B on Hugging Face.
+_MODELS = {
+    "grok-1": ModelArchitecture(
+        name="grok-1",
+        num_layers=64,
+        hidden=6144,
+        num_heads=48,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate=32768,
+        vocab=131072,
+        max_position=8192,
+        moe=MoeSpec(num_experts=8, top_k=2, expert_intermediate=32768),
+    ),
+    "moonlight-16b-a3b": ModelArchitecture(
+        name="moonlight-16b-a3b",
+        num_layers=27,
+        hidden=2048,
+        num_heads=16,
+        num_kv_heads=16,
+        head_dim=128,
+        intermediate=11264,
+        vocab=163840,
+        max_position=8192,
+        moe=MoeSpec(
+            num_experts=64,
+            top_k=6,
+            expert_intermediate=1408,
+            num_shared_experts=2,
+            num_dense_layers=1,
+        ),
+        mla=MlaSpec(
+            q_lora_rank=0,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+        ),
+    ),
+}
+
+
 def _model(name: str) -> ModelArchitecture:
     """Return a preset; `-l21` at the end of its name are the layers that were left of it."""
     preset, _, layers = name.partition("-l")
     if layers.isdigit():
         return dataclasses.replace(find_model(preset), num_layers=int(layers))
-    return find_model(name)
+    return _MODELS.get(name) or find_model(name)
 
 
 if __name__ == "__main__":
