@@ -278,6 +278,10 @@ monitoring: setup ## make the alerts, the dashboards and their reference anew fr
 	$(BIN)/python deploy/monitoring/dashboards.py deploy/k8s/components/dashboards
 	$(BIN)/python deploy/monitoring/reference.py docs/reference/service-metrics.md
 
+.PHONY: readme-picture
+readme-picture: setup ## draw the README's picture of an answer anew; needs Chromium
+	$(BIN)/python tests/benchmarks/answer_picture.py docs/pictures/answer.png
+
 .PHONY: docs
 docs: setup ## make the keys in docs/reference anew from the fields of scenarios, and the calls from the protos
 	$(BIN)/python -m foretoken.app.scenario_file docs/reference/scenario-files.md

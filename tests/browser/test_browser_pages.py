@@ -15,6 +15,7 @@ from foretoken.app.config import ServerConfig
 
 pytestmark = pytest.mark.slow
 
+_EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 _SERVICES = ("catalog", "predictor", "simulator")
 _QUESTION = {
     "model": "llama-3.1-8b",
@@ -86,6 +87,40 @@ def answered(web: WebClient) -> tuple[str, str]:
     return _ask(web)
 
 
+@pytest.fixture(scope="module")
+def simulated(web: WebClient) -> dict[str, str]:
+    """Return a search for strategies and a serving simulation, done; the catalog has some rows."""
+    strategies = web.call(
+        "simulator/create_training_search",
+        request={
+            "scenario": {
+                "model_ref": "llama-3.1-8b",
+                "device": "h100_sxm",
+                "global_batch_size": 16,
+            },
+            "space": {"device_count": [8]},
+            "finalist_count": 1,
+        },
+    )
+    scenario = {"model_ref": "llama-3.1-8b", "device": "h100_sxm", "workload": {"request_count": 9}}
+    alone = web.call("simulator/create_serving_simulation", scenario=scenario)
+    found = {"strategies": strategies["job_id"], "alone": alone["job_id"]}
+    for job_id in found.values():
+        web.get(f"/v1/simulator/watch_job?job_id={job_id}")
+    return found
+
+
+def _fill(web: WebClient, page: Any) -> None:
+    """Import some rows, as a user does."""
+    page.goto(_address(web, "/catalog/imports"))
+    page.get_by_label("Whose").select_option("generic")
+    page.get_by_label("File", exact=True).set_input_files(_EXAMPLES / "collectives.csv")
+    mapping = page.get_by_label("Mapping of its columns")
+    mapping.set_input_files(_EXAMPLES / "collectives-mapping.yaml")
+    page.get_by_role("button", name="Import").click()
+    page.get_by_text("4 rows").wait_for()
+
+
 _VIEWS = (
     "/",
     "/train",
@@ -98,7 +133,15 @@ _VIEWS = (
     "/compare?run={quick}&run={whole}",
     "/catalog",
     "/catalog/sql?q=select+1+as+one",
+    "/catalog/sql?q=select+1+as+one,+2+as+two&x=one&y=two&kind=scatter",
+    "/catalog/curves?operator=all_reduce&device=h100_sxm",
+    "/catalog/estimate?operator=gemm&device=h100_sxm&dims=m%3D64+n%3D64+k%3D64&dtype=bf16",
+    "/catalog/estimate?operator=gem&device=h100_sxm&dims=m",
+    "/catalog/imports",
     "/validate",
+    "/validate/training",
+    "/results/{strategies}",
+    "/results/{alone}",
     "/sign-in",
     "/answers/no-such",
 )
@@ -107,8 +150,14 @@ _VIEWS = (
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("path", _VIEWS)
-def test_a_page_has_no_grave_barrier(
-    browser: Any, web: WebClient, answered: tuple[str, str], path: str, width: int, scheme: str
+def test_a_page_has_no_grave_barrier(  # noqa: PLR0913, PLR0917 - what makes a page
+    browser: Any,
+    web: WebClient,
+    answered: tuple[str, str],
+    simulated: dict[str, str],
+    path: str,
+    width: int,
+    scheme: str,
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not there")
     quick, whole = answered
@@ -116,7 +165,9 @@ def test_a_page_has_no_grave_barrier(
         viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
     )
     page = context.new_page()
-    page.goto(_address(web, path.format(quick=quick, whole=whole)))
+    if "curves" in path:
+        _fill(web, page)
+    page.goto(_address(web, path.format(quick=quick, whole=whole, **simulated)))
     page.wait_for_load_state("networkidle") if "/jobs" not in path else page.wait_for_load_state()
     found = axe.Axe().run(page).response["violations"]
     wide = page.evaluate("document.documentElement.scrollWidth")
@@ -244,3 +295,51 @@ def test_a_hundred_thousand_candidates_are_ranked_again(
         page.get_by_label("Filter by words").fill("h100")
         page.locator("#counted").get_by_text("of 100,000 meet the limits").wait_for()
         assert 200 == page.locator("#candidates tbody tr").count()
+
+
+def test_the_form_says_what_is_wrong_while_it_is_filled_in(browser: Any, web: WebClient) -> None:
+    with _open(browser) as page:
+        page.goto(_address(web, "/"))
+        count = page.get_by_label("How many there are")
+        count.fill("0")
+        page.get_by_text("must be at least 1").wait_for()
+        assert "true" == count.get_attribute("aria-invalid")
+        count.fill("2")
+        page.get_by_text("must be at least 1").wait_for(state="detached")
+
+
+def test_the_table_follows_what_is_zoomed_and_the_link_keeps_it(
+    browser: Any, web: WebClient, answered: tuple[str, str]
+) -> None:
+    with _open(browser) as page:
+        page.goto(_address(web, f"/answers/{answered[1]}"))
+        page.locator("#counted").get_by_text("meet the limits").wait_for()
+        before = page.locator("#candidates tbody tr").count()
+        page.get_by_label("Show 90 % intervals").check()
+        assert page.get_by_role("button", name="High").is_visible()
+        page.locator("#scatter").focus()
+        for _ in range(6):
+            page.keyboard.press("+")
+        page.locator("#zoomed").get_by_text("that is zoomed in").wait_for()
+        zoomed = page.locator("#candidates tbody tr").count()
+        assert zoomed < before
+        page.wait_for_url("**zoom=**")
+        page.reload()
+        page.locator("#zoomed").get_by_text("that is zoomed in").wait_for()
+        assert zoomed == page.locator("#candidates tbody tr").count()
+        page.locator("#scatter").focus()
+        page.keyboard.press("Escape")
+        page.wait_for_url(lambda url: "zoom=" not in url)
+        assert before == page.locator("#candidates tbody tr").count()
+
+
+def test_two_browsers_see_one_import(browser: Any, web: WebClient) -> None:
+    """One brings rows in, the other finds the job and the map."""
+    with _open(browser) as one, _open(browser) as other:
+        _fill(web, one)
+        other.goto(_address(web, "/jobs"))
+        other.get_by_role("link", name="import-").first.click()
+        other.get_by_text("4 rows").wait_for()
+        other.goto(_address(web, "/catalog"))
+        other.locator("a.cell").first.click()
+        other.get_by_role("heading", name="What was measured").wait_for()

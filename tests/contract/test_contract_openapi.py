@@ -25,6 +25,7 @@ _PROGRAMS = {
     "sh": ["bash", "-euo", "pipefail", "-c"],
     "python": [sys.executable, "-c"],
     "js": ["node", "--input-type=module", "--eval"],
+    "go": ["go", "run"],
 }
 
 
@@ -88,6 +89,10 @@ def test_examples_of_the_documents_run(
     needed = {"sh": "curl"}.get(language, program[0])
     if shutil.which(needed) is None:
         pytest.skip(f"{needed} is not on this machine")
+    if language == "go":
+        # Of go, programs are files.
+        (tmp_path / "main.go").write_text(text, encoding="utf-8")
+        text = "main.go"
     environment = {**os.environ, "FORETOKEN_URL": f"http://127.0.0.1:{web.port}"}
     done = subprocess.run(
         [*program, text],

@@ -474,3 +474,18 @@ def test_measured_steps_that_cannot_be_compared_are_refused(
 ) -> None:
     shown = _post_form(web, "/validate/training", {**_TRAINED, **fields}, measured=content)
     assert (400, True) == (shown.status, said in html.unescape(shown.body.decode()))
+
+
+def test_a_search_is_cancelled_and_resumed_from_the_list(web: WebClient) -> None:
+    asked = _ask(web, gpus="4", batch="1:256", osl="64", finalists="12").headers["Location"]
+    job_id = asked.rpartition("=")[2]
+    listed = web.get("/jobs").body.decode()
+    assert f'action="/jobs/simulator/{job_id}/cancel"' in listed
+    form = "application/x-www-form-urlencoded"
+    web.send("POST", f"/jobs/simulator/{job_id}/cancel", Content_Type=form)
+    assert "JOB_STATE_CANCELLED" == _wait(web, job_id)["state"]
+    assert f'action="/jobs/simulator/{job_id}/resume"' in web.get("/jobs").body.decode()
+    assert b">Resume<" in web.get(f"/jobs/simulator/{job_id}").body
+    resumed = web.send("POST", f"/jobs/simulator/{job_id}/resume", Content_Type=form)
+    again = resumed.headers["Location"].rpartition("/")[2]
+    assert "JOB_STATE_SUCCEEDED" == _wait(web, again)["state"]

@@ -1,5 +1,6 @@
 """Searches as jobs of the simulator: checked at once, watched from any place, taken up again."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -204,6 +205,31 @@ def test_a_result_that_is_not_there_yet_is_an_error(service: SimulatorService) -
     with pytest.raises(JobNotFinishedError):
         service.get_serving_search_report(other.job_id)
     list(service.watch_job(other.job_id))
+
+
+def test_a_search_that_was_cancelled_is_resumed_as_a_new_job(service: SimulatorService) -> None:
+    """Of the same question; one that has its answer is left as it is."""
+    job = service.create_serving_search(_REQUEST)
+    service.cancel_job(job.job_id)
+    cancelled = list(service.watch_job(job.job_id))[-1]
+    again = service.resume_job(job.job_id)
+    assert (cancelled.state is JobState.CANCELLED) == (again.job_id != job.job_id)
+    ended = list(service.watch_job(again.job_id))[-1]
+    assert JobState.SUCCEEDED is ended.state
+    asked = service.get_serving_search_report(again.job_id).request_json
+    assert json.loads(asked)["num_finalists"] == _REQUEST.num_finalists
+    assert ended == service.resume_job(again.job_id)
+    with pytest.raises(UnknownJobError):
+        service.resume_job("serving-search-none")
+
+
+def test_a_job_whose_question_is_not_kept_cannot_be_resumed(service: SimulatorService) -> None:
+    job = service.create_serving_simulation(_SCENARIO)
+    service.cancel_job(job.job_id)
+    ended = list(service.watch_job(job.job_id))[-1]
+    if ended.state is JobState.CANCELLED:
+        with pytest.raises(InvalidRequestError, match="ask it again"):
+            service.resume_job(job.job_id)
 
 
 def test_an_address_without_a_cluster_fails_the_search_with_the_setting(tmp_path: Path) -> None:

@@ -287,6 +287,16 @@ class PredictorPort(JobsPort, Protocol):
 class SimulatorPort(JobsPort, Protocol):
     """Evaluates whole deployments and training configurations."""
 
+    def resume_job(self, job_id: str) -> Job:
+        """Start a search that was cancelled or failed once more, and return the new job.
+
+        It has what that one had done; one that still runs or has succeeded is returned as it is.
+
+        Raises:
+            InvalidRequestError: what the job was asked is not kept.
+
+        """
+
     def list_definitions(self, kind: str) -> tuple[Definition, ...]:
         """Return the names of a kind that requests can use: models, devices, engines and others."""
 

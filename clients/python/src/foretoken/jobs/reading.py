@@ -37,6 +37,11 @@ class ReadsJobs:
         """Return all jobs, newest first."""
         return self._board.list()
 
+    def request(self, job_id: str, cls: type[T]) -> T | None:
+        """Return what a job of this process was asked that has not succeeded, if that is kept."""
+        stored = self._folder.load_request(self.get(job_id).job_id)
+        return None if stored is None else schema.decode(cls, stored.request)
+
     def result(self, job_id: str, cls: type[T]) -> T:
         """Return the result of a finished job.
 

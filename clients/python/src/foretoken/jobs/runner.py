@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_WITHOUT_RESULT = (JobState.FAILED, JobState.CANCELLED)
 # More are no news: every state of a job that is watched has them all.
 _MAX_NOTICES = 100
 
@@ -168,7 +169,7 @@ class JobRunner(ReadsJobs):
 
         With a `request`, a dataclass, the job goes on after a restart; and if one of an equal
         request was left unfinished by an earlier process, it is that one that goes on. If one
-        failed, the new job has what that one kept.
+        failed or was cancelled, the new job has what that one kept.
 
         Raises:
             QueueFullError: too many jobs wait already.
@@ -199,7 +200,7 @@ class JobRunner(ReadsJobs):
                 self._folder.claim(job.job_id)
             if plain is not None:
                 self._folder.save_request(job.job_id, StoredRequest(request=plain))
-                self._take_from_failed(job, plain)
+                self._take_from_ended(job, plain)
                 self._resumable.add(job.job_id)
             if self._sharing is None:
                 self._board.put(job)
@@ -286,10 +287,10 @@ class JobRunner(ReadsJobs):
                 return job_id
         return None
 
-    def _take_from_failed(self, job: Job, plain: Any) -> None:
-        """Let a new job have what an equal one kept before it failed."""
+    def _take_from_ended(self, job: Job, plain: Any) -> None:
+        """Let a new job have what an equal one kept before it failed or was cancelled."""
         for other in self._board.list():
-            if other.kind == job.kind and other.state is JobState.FAILED:
+            if other.kind == job.kind and other.state in _WITHOUT_RESULT:
                 stored = self._folder.load_request(other.job_id)
                 if stored is not None and stored.request == plain:
                     self._folder.hand_on(other.job_id, job.job_id)
@@ -454,8 +455,8 @@ class JobRunner(ReadsJobs):
             self._folder.save_job(ended)
             self._board.put(ended)
             self._resumable.discard(job_id)
-            # What a failed job found serves the next one with the same request.
-            if state is JobState.FAILED and self._folder.has_kept(job_id):
+            # Its request, and what it found, serve the next one with the same request.
+            if state in _WITHOUT_RESULT and self._folder.load_request(job_id):
                 self._folder.let_go(job_id)
             else:
                 self._folder.tidy(job_id)

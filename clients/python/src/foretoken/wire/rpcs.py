@@ -132,6 +132,7 @@ class PredictorRpcs(JobRpcs, service="foretoken.api.predictor.v1.PredictorServic
 class SimulatorRpcs(JobRpcs, service="foretoken.api.simulator.v1.SimulatorService"):
     """Of `SimulatorPort`."""
 
+    resume_job = Unary(SimulatorPort.resume_job, Right.PLAN)
     list_definitions = Pages(
         SimulatorPort.list_definitions, Right.READ, key="name", is_idempotent=True
     )

@@ -308,6 +308,15 @@ class SimulatorService(RunsJobs):
         """
         return self._searches.create_serving(request)
 
+    def resume_job(self, job_id: str) -> Job:
+        """Start a search that was cancelled or failed once more, and return the new job.
+
+        Raises:
+            InvalidRequestError: what the job was asked is not kept.
+
+        """
+        return self._searches.resume(job_id)
+
     def get_serving_search_report(self, job_id: str) -> ServingSearchReport:
         """Return the result of a finished serving search, with its candidates."""
         return self._searches.serving_report(job_id)

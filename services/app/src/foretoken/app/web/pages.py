@@ -47,6 +47,7 @@ VIEWS: Mapping[str, View] = {
     "GET /jobs/list": jobs.send_list,
     "GET /jobs/{service}/{job}": jobs.show_one,
     "POST /jobs/{service}/{job}/cancel": jobs.cancel,
+    "POST /jobs/{service}/{job}/resume": jobs.resume,
     "GET /results": results.show,
     "GET /results/{job}": results.show_one,
     "GET /results/{job}/report": results.send_report,

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -13,7 +13,7 @@ from foretoken.domain.errors import InvalidRequestError, SearchTooLargeError
 from foretoken.domain.frameworks.engine import find_engine
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.job import Job, WakingWatch, Watch
+from foretoken.domain.job import Job, JobState, WakingWatch, Watch
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.search import (
     CapacityReport,
@@ -133,6 +133,31 @@ class SearchJobs:
         with self._lock:
             if self._executor is not None:
                 self._executor.close()
+
+    def resume(self, job_id: str) -> Job:
+        """Create the search of a job again, which was cancelled or failed.
+
+        Raises:
+            InvalidRequestError: the job is no search, or what it was asked is not kept.
+            as what created it.
+
+        """
+        job = self._jobs.get(job_id)
+        if job.state not in (JobState.CANCELLED, JobState.FAILED):
+            return job
+        create: Mapping[str, tuple[type[Any], Callable[[Any], Job]]] = {
+            CAPACITY_KIND: (CapacityRequest, self.create_capacity),
+            SERVING_KIND: (ServingSearchRequest, self.create_serving),
+            TRAINING_KIND: (TrainingSearchRequest, self.create_training),
+        }
+        if job.kind in create:
+            cls, again = create[job.kind]
+            request = self._jobs.request(job_id, cls)
+            if request is not None:
+                return again(request)
+        raise InvalidRequestError.of_field(
+            "job_id", f"what {job_id} was asked is not kept: ask it again"
+        )
 
     def create_capacity(self, request: CapacityRequest) -> Job:
         """Start looking for the highest rate at which a deployment meets targets.

@@ -156,6 +156,11 @@ class SimulatorServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
                 _registered_method=True)
+        self.ResumeJob = channel.unary_unary(
+                '/foretoken.api.simulator.v1.SimulatorService/ResumeJob',
+                request_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ResumeJobRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+                _registered_method=True)
 
 
 class SimulatorServiceServicer(object):
@@ -329,6 +334,13 @@ class SimulatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResumeJob(self, request, context):
+        """Start a search that was cancelled or failed once more, as a new job that has what that one had done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SimulatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -445,6 +457,11 @@ def add_SimulatorServiceServicer_to_server(servicer, server):
             'CancelJob': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelJob,
                     request_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.CancelJobRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
+            ),
+            'ResumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeJob,
+                    request_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ResumeJobRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.SerializeToString,
             ),
     }
@@ -1069,6 +1086,33 @@ class SimulatorService(object):
             target,
             '/foretoken.api.simulator.v1.SimulatorService/CancelJob',
             foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.CancelJobRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.simulator.v1.SimulatorService/ResumeJob',
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.ResumeJobRequest.SerializeToString,
             foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.Job.FromString,
             options,
             channel_credentials,

@@ -95,6 +95,8 @@ class SimulatorServiceStub:
     """Stream a job now and at its changes until it is final; changes in quick succession may be one."""
     CancelJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.CancelJobRequest, _job_pb2.Job]
     """Ask a job to stop; a final one is left as it is."""
+    ResumeJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.ResumeJobRequest, _job_pb2.Job]
+    """Start a search that was cancelled or failed once more, as a new job that has what that one had done."""
 
 @_typing.type_check_only
 class SimulatorServiceAsyncStub(SimulatorServiceStub):
@@ -157,6 +159,8 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     """Stream a job now and at its changes until it is final; changes in quick succession may be one."""
     CancelJob: _aio.UnaryUnaryMultiCallable[_job_pb2.CancelJobRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Ask a job to stop; a final one is left as it is."""
+    ResumeJob: _aio.UnaryUnaryMultiCallable[_job_pb2.ResumeJobRequest, _job_pb2.Job]  # type: ignore[assignment]
+    """Start a search that was cancelled or failed once more, as a new job that has what that one had done."""
 
 class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Evaluates whole deployments and training configurations."""
@@ -354,5 +358,13 @@ class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
         """Ask a job to stop; a final one is left as it is."""
+
+    @_abc_1.abstractmethod
+    def ResumeJob(
+        self,
+        request: _job_pb2.ResumeJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
+        """Start a search that was cancelled or failed once more, as a new job that has what that one had done."""
 
 def add_SimulatorServiceServicer_to_server(servicer: SimulatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -17,12 +17,21 @@ function show(jobs) {
     const link = name.appendChild(document.createElement("a"));
     link.href = job.address;
     link.textContent = job.job_id;
-    for (const text of [job.service, job.state, `${Math.round(100 * job.progress_ratio)} %`, job.error_message || job.message, job.created_at]) cell(row, text);
+    for (const text of [job.service, job.state, `${Math.round(100 * job.progress_ratio)} %`, job.error_message || job.message, job.created_at.slice(0, 19).replace("T", " ")]) cell(row, text);
+    const next = cell(row, "");
+    for (const act of [job.can_cancel && "cancel", job.can_resume && "resume"].filter(Boolean)) {
+      const form = next.appendChild(document.createElement("form"));
+      Object.assign(form, { method: "post", action: `${job.address}/${act}` });
+      const button = form.appendChild(document.createElement("button"));
+      button.className = "quiet";
+      button.textContent = act[0].toUpperCase() + act.slice(1);
+      button.setAttribute("aria-label", `${button.textContent} ${job.job_id}`);
+    }
     return row;
   });
-  const focused = document.activeElement?.getAttribute?.("href");
+  const focused = ["href", "aria-label"].map((name) => [name, document.activeElement?.getAttribute?.(name)]).find(([, value]) => value);
   body.replaceChildren(...rows);
-  if (focused) body.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
+  if (focused) body.querySelector(`[${focused[0]}="${CSS.escape(focused[1])}"]`)?.focus();
   body.closest("table").hidden = !jobs.length;
   const empty = document.getElementById("empty");
   if (empty) empty.hidden = jobs.length > 0;

@@ -59,6 +59,7 @@ def show(visit: Visit) -> Shown | Redirect:
     job = wait_a_moment(visit, job_id)
     if job is not None and not job.state.is_final:
         content = {"job": job, "service": "simulator", "title": "Searching"}
+        content["can_resume"] = False
         return Shown(template="job.html", content=content)
     if job is not None and job.state is not JobState.SUCCEEDED:
         raise error_of_job(job)

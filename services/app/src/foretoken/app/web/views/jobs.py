@@ -13,6 +13,8 @@ _SHOWN: Final = 200
 _WITH_PAGE: Final = ("serving", "training", "capacity", "training-search")
 _SEARCH: Final = "serving-search"
 _CHECK: Final = "check"
+# What goes on with what it had done.
+_RESUMED: Final = (_SEARCH, "capacity", "training-search")
 
 
 def show(visit: Visit) -> Shown:
@@ -31,7 +33,12 @@ def show_one(visit: Visit) -> Shown | Redirect:
     job = _port(visit, service).get_job(job_id)
     if job.state is JobState.SUCCEEDED and (target := result_of(service, job)):
         return Redirect(target)
-    content = {"job": job, "service": service, "title": f"{job.kind} {job.state.name.lower()}"}
+    content = {
+        "job": job,
+        "service": service,
+        "title": f"{job.kind} {job.state.name.lower()}",
+        "can_resume": service == "simulator" and job.kind in _RESUMED and _has_no_result(job),
+    }
     return Shown(template="job.html", content=content)
 
 
@@ -40,6 +47,12 @@ def cancel(visit: Visit) -> Redirect:
     service, job_id = visit.place["service"], visit.place["job"]
     _port(visit, service).cancel_job(job_id)
     return Redirect(f"/jobs/{service}/{job_id}")
+
+
+def resume(visit: Visit) -> Redirect:
+    """Start a search that was cancelled or failed once more; go to its job."""
+    job = visit.simulator.resume_job(visit.place["job"])
+    return Redirect(f"/jobs/simulator/{job.job_id}")
 
 
 def result_of(service: str, job: Job) -> str:
@@ -62,6 +75,8 @@ def _list(visit: Visit) -> list[dict[str, Any]]:
             "address": f"/catalog/imports/{one.job_id}",
             "error_message": "",
             "is_final": one.is_final,
+            "can_resume": False,
+            "can_cancel": False,
         }
         for one in visit.imports.list()
     ]
@@ -79,7 +94,13 @@ def _describe(service: str, job: Job) -> dict[str, Any]:
         "service": service,
         "address": f"/jobs/{service}/{job.job_id}",
         "is_final": job.state.is_final,
+        "can_resume": service == "simulator" and job.kind in _RESUMED and _has_no_result(job),
+        "can_cancel": not job.state.is_final,
     }
+
+
+def _has_no_result(job: Job) -> bool:
+    return job.state in (JobState.CANCELLED, JobState.FAILED)
 
 
 def _port(visit: Visit, service: str) -> Any:
