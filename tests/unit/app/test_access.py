@@ -28,7 +28,7 @@ _GUARDED = {
                    "CreateClosure"},
     Right.PLAN: {"CreateSnapshot", "CreateCheck", "CreateTraining", "CreateCorrection",
                  "CreateServingSimulation", "CreateTrainingSimulation", "CreateCapacitySearch",
-                 "CreateServingSearch", "PlanTrainingRun", "CreateTrainingSearch"},
+                 "CreateServingSearch", "PlanTrainingRun", "CreateTrainingSearch", "ResumeJob"},
     Right.CANCEL: {"CancelJob"},
     Right.ACTIVATE: {"ActivateArtifact", "ActivateModel"},
     Right.DELETE: {"DeleteSnapshot", "ReleaseSnapshot", "DeleteArtifact"},
