@@ -1,7 +1,8 @@
 """Services in processes of their own that cost little to start: forked from one that has imported.
 
 Run as a program it reads a line of JSON for each process to start, the name of a service and its
-configuration, and prints its id when it serves. It waits for those that ended, so that none stays.
+configuration, and prints its id when it serves, 0 where it does not. It waits for those that ended,
+so that none stays.
 """
 
 import json
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Self
@@ -44,13 +46,14 @@ class Pods:
             parent.kill()
 
     def start(self, service: str, config: Mapping[str, Any]) -> int:
-        """Start a service and return its process's id when it serves."""
+        """Start a service and return its process's id when it serves, or 0 where it does not."""
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
         self._parent.stdin.write(json.dumps([service, config]) + "\n")
         self._parent.stdin.flush()
         pid = int(self._parent.stdout.readline())
-        self._running.add(pid)
+        if pid:
+            self._running.add(pid)
         return pid
 
     def end(self, pid: int, by: signal.Signals) -> None:
@@ -99,6 +102,10 @@ def main() -> None:
             os.close(0)
             try:
                 _serve(service, config, sink)
+            except BaseException:  # noqa: BLE001
+                # A copy of this process, which must not go on with its work.
+                traceback.print_exc()
+                os.write(sink, b"0\n")
             finally:
                 os._exit(0)
         threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()

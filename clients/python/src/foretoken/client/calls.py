@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.retries import LossCount, Refusals, WatchState
+from foretoken.domain.call_scope import within_call
 from foretoken.domain.errors import ServerBusyError, ServiceUnavailableError
 from foretoken.wire import ipc
 from foretoken.wire.errors import rpc_to_error
@@ -150,7 +151,7 @@ class Calls:
         """
         # Asked for, since that checks that it is open.
         _ = self.transport.channel
-        refusals = Refusals(self.options, deadline_s)
+        refusals = Refusals(self.options, within_call(deadline_s))
         while True:
             try:
                 return await attempt(refusals.left_s)
@@ -169,7 +170,7 @@ class Calls:
             ForetokenError: the service's error, or `ServiceUnavailableError`.
 
         """
-        refusals = Refusals(self.options, self.options.stream_deadline_s)
+        refusals = Refusals(self.options, within_call(self.options.stream_deadline_s))
         has_begun = False
         while True:
             try:

@@ -23,6 +23,7 @@ import grpc
 from foretoken.client.blocking import iterate
 from foretoken.client.calls import Feed, Method
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.domain.call_scope import current_scope, within_call
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire import trace
 from foretoken.wire.credential_files import CredentialFiles
@@ -32,6 +33,8 @@ from foretoken.wire.rpcs import TABLES
 
 _log = logging.getLogger(__name__)
 
+# How often a call for the sake of another looks whether that is still wanted.
+_LOOK_EVERY_S = 0.2
 _CA, _CERTIFICATE, _KEY = "ca_file", "cert_file", "key_file"
 _TOKEN = "token_file"  # noqa: S105 - the name of an option
 _RETRY_POLICY = {
@@ -136,14 +139,27 @@ class Connection(_Connection[grpc.Channel]):
         return iterate(self.answers(method, requests))
 
     async def send(self, method: Method, request: Any, timeout_s: float) -> Any:
-        """Return the answer to one request, or to a stream of them."""
+        """Return the answer to one request, or to a stream of them.
+
+        A call for the sake of another ends when that one does, also where its caller leaves.
+        """
+        scope = current_scope()
         with _traced(method) as metadata:
-            return method.call(request, timeout=timeout_s, metadata=metadata)
+            if scope is None:
+                return method.call(request, timeout=timeout_s, metadata=metadata)
+            call = method.call.future(request, timeout=timeout_s, metadata=metadata)
+            try:
+                while True:
+                    with suppress(grpc.FutureTimeoutError):
+                        return call.result(timeout=_LOOK_EVERY_S)
+                    scope.check()
+            finally:
+                call.cancel()
 
     async def answers(self, method: Method, request: Any) -> AsyncGenerator[Any]:
         """Yield the answers to one request, or to a stream of them."""
         _ = self.channel
-        timeout_s = self.options.stream_deadline_s
+        timeout_s = within_call(self.options.stream_deadline_s)
         try:
             with _traced(method) as metadata:
                 answers = method.call(request, timeout=timeout_s, metadata=metadata)

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from foretoken.domain.call_scope import call_scope
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, StreamIdleError
 from foretoken.wire.errors import error_to_status
 
@@ -260,6 +261,7 @@ class _Call:
         try:
             with (
                 self._guard.admit(self.method, context),
+                call_scope(context.time_remaining(), context.is_active),
                 self._guard.open_requests(self, messages, context) as requests,
             ):
                 return self.behaviour(requests, context)
@@ -275,6 +277,7 @@ class _Call:
         try:
             with (
                 self._guard.admit(self.method, context),
+                call_scope(context.time_remaining(), context.is_active),
                 self._guard.open_requests(self, messages, context) as requests,
                 closing(self.behaviour(requests, watched)) as responses,
             ):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from foretoken.domain.call_scope import check_wanted
 from foretoken.domain.errors import (
     InvalidRequestError,
     NotTrainedError,
@@ -104,6 +105,8 @@ class Estimator:
     def _recall(
         self, table: OperatorTable, query: LatencyQuery, device: DeviceSpec
     ) -> LatencyColumns:
+        # Of a query with many tables the rest is not worth computing when nobody waits for it.
+        check_wanted()
         if self._cache is None:
             return self._sustain(table, query, device)
         key = cache_key(self._models.version, query, table)

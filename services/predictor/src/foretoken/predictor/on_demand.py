@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from foretoken.domain.call_scope import beyond_call
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.measurements.estimate import LatencyQuery
 from foretoken.domain.measurements.measurement import MeasurementFilter
@@ -224,7 +225,9 @@ class Learner:
             tell_job(label)
             _log.warning("%s; `foretoken train` trains all at once", label)
             selection = MeasurementFilter(operator=place.operator, device=place.device)
-            found = read_series(self._catalog.read_measurements(selection))
+            # What is learned is kept: a caller that comes again finds it.
+            with beyond_call():
+                found = read_series(self._catalog.read_measurements(selection))
             self._read[place] = {series.key: series for series in found}
         self._read.move_to_end(place)
         while len(self._read) > _MAX_READ:
