@@ -10,8 +10,8 @@ from serving_strategies import SCHEDULERS, Case, cases
 from foretoken.simulator.engine.kernel import run_slice
 from foretoken.simulator.engine.layout import MORE
 from foretoken.simulator.engine.state import build_state
-from foretoken.simulator.serving.record import RequestOutcome
-from foretoken.simulator.workload.dependency import ServingRecord, find_waits
+from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
+from foretoken.simulator.workload.dependency import find_waits
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
