@@ -70,6 +70,7 @@ _WIDE = dataclasses.replace(
             "has_expert_balancing": "true",
             "num_redundant_experts": "16",
             "two_batch_tokens": "32",
+            "fuses_all_reduce_norm": "false",
         },
     ),
 )
@@ -83,7 +84,7 @@ _OPTIONS: Mapping[str, str] = {
         all2all-backend enable-eplb eplb-config enable-dbo dbo-decode-token-threshold
         gpu-memory-utilization quantization kv-cache-dtype enable-prefix-caching
         no-enable-prefix-caching enforce-eager scheduling-policy speculative-config enable-lora
-        max-loras max-cpu-loras max-lora-rank kv-transfer-config
+        max-loras max-cpu-loras max-lora-rank kv-transfer-config compilation-config
     """,
     "vllm-router": """
         host port policy worker-startup-timeout-secs worker-urls vllm-pd-disaggregation prefill
@@ -92,7 +93,7 @@ _OPTIONS: Mapping[str, str] = {
     "sglang.launch_server": """
         model-path host port dtype tp-size pp-size dp-size enable-dp-attention ep-size
         moe-a2a-backend deepep-mode enable-eplb ep-num-redundant-experts
-        enable-two-batch-overlap
+        enable-two-batch-overlap enable-flashinfer-allreduce-fusion
         context-length max-running-requests chunked-prefill-size enable-mixed-chunk
         mem-fraction-static quantization kv-cache-dtype disable-radix-cache disable-cuda-graph
         enable-priority-scheduling disaggregation-mode disaggregation-transfer-backend

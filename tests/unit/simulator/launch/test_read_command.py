@@ -89,6 +89,28 @@ def test_sglang_spreads_experts_over_all_ranks_that_exchange_tokens() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "fuses"),
+    [
+        ("vllm serve qwen3-30b-a3b", False),
+        (
+            """vllm serve qwen3-30b-a3b --compilation-config
+            '{"pass_config": {"fuse_allreduce_rms": true}}'""",
+            True,
+        ),
+        ("python3 -m sglang.launch_server --model qwen3-30b-a3b", False),
+        (
+            """-m sglang.launch_server --model qwen3-30b-a3b
+            --enable-flashinfer-allreduce-fusion""",
+            True,
+        ),
+    ],
+)
+def test_whether_sums_and_norms_are_one_kernel_is_read(command: str, *, fuses: bool) -> None:
+    scenario, unread = _read(command)
+    assert (fuses, ()) == (scenario.resolve_engine().fuses_all_reduce_norm, unread)
+
+
+@pytest.mark.parametrize(
     ("command", "problem"),
     [
         ("trtllm-serve x", "starts none of sglang, vllm, deepspeed, megatron-core, torchtitan"),

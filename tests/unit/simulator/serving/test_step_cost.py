@@ -227,3 +227,49 @@ def test_replicas_and_nearby_contexts_share_surfaces() -> None:
     assert surface_spec(one, 3000) != surface_spec(one, 5000)
     assert surface_spec(one, 1).max_context == 2
     assert surface_spec(one, 4096).max_context == 4096
+
+
+@pytest.mark.parametrize(
+    ("device", "tp", "largest_tokens"),
+    [
+        # 2 MiB, 0.5 MiB and 32 MiB of 4096 features in 16 bit.
+        ("h100_sxm", 4, 256),
+        ("h200_sxm", 8, 64),
+        ("b200", 4, 4096),
+        ("a100_sxm_80", 4, 0),
+        ("h100_sxm", 1, 0),
+        ("rtx_pro_6000", 2, 0),
+    ],
+)
+def test_a_norm_takes_no_time_inside_a_small_sum(device: str, tp: int, largest_tokens: int) -> None:
+    def tokens_us(fuses: str) -> np.ndarray:
+        engine = EngineSpec(
+            profile="plain", rules={"fuses_add_norm": "true", "fuses_all_reduce_norm": fuses}
+        )
+        scenario = build_scenario(
+            model=find_model("llama-3.1-8b"),
+            device=device,
+            layout=ParallelLayout(tp=tp),
+            engine=engine,
+        )
+        return _cost(scenario).tables.tokens_us[0, 1]
+
+    saved_us = tokens_us("false") - tokens_us("true")
+    sizes = np.arange(len(saved_us))
+    # Time between two measured sizes is taken from both.
+    near = np.abs(sizes - largest_tokens) <= 64
+    assert (saved_us[(sizes >= 1) & (sizes < largest_tokens) & ~near] > 0).all()
+    assert (saved_us[(sizes > largest_tokens) & ~near] == 0).all()
+
+
+def test_engines_that_share_experts_and_stages_run_sums_and_norms_apart() -> None:
+    engine = EngineSpec(profile="vllm-0.28", rules={"fuses_all_reduce_norm": "true"})
+    for layout, largest in (
+        (ParallelLayout(tp=2), 64 * 2**20),
+        (ParallelLayout(tp=2, pp=2), 0),
+        (ParallelLayout(tp=2, dp=2), 64 * 2**20),
+        (ParallelLayout(tp=2, dp=2, ep=4), 0),
+    ):
+        model = find_model("mixtral-8x7b")
+        scenario = build_scenario(model=model, device="h100_sxm", layout=layout, engine=engine)
+        assert surface_spec(scenario, 64).fused_norm_bytes == largest

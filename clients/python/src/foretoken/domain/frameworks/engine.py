@@ -134,7 +134,8 @@ class EngineProfile:
     every request decodes, `piecewise` around the attention; `graph_mode` names those in use,
     joined by a plus sign, or `none`), up to `graph_tokens_per_seq` tokens for each of
     `max_num_seqs` (0: all of them). The residual addition runs inside the norm kernel with
-    `fuses_add_norm`.
+    `fuses_add_norm`, both inside the all-reduce before it with `fuses_all_reduce_norm`, where
+    `frameworks/all_reduce_norm.py` says so.
 
     Experts: engines in lock step hand tokens to them by `expert_exchange`, one of
     `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as their load says, with
@@ -191,6 +192,7 @@ class EngineProfile:
     graph_capture_sizes: tuple[int, ...] = ()
     graph_tokens_per_seq: int = 0
     fuses_add_norm: bool = True
+    fuses_all_reduce_norm: bool = False
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0

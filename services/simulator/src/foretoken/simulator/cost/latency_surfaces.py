@@ -7,6 +7,7 @@ sequences that get a token, attention on the contexts. Each such family is tabul
 from dataclasses import replace
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.frameworks.all_reduce_norm import find_fused_bytes
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import RankContext
@@ -62,6 +63,11 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         two_batch_tokens=engine.two_batch_tokens if engine_layout(scenario).dp > 1 else 0,
         power_limit_w=scenario.power_limit_w,
         images=_images_of(scenario),
+        fused_norm_bytes=(
+            find_fused_bytes(find_device(scenario.device), engine_layout(scenario))
+            if engine.fuses_all_reduce_norm
+            else 0.0
+        ),
     )
 
 

@@ -83,6 +83,7 @@ class Substitute:
         self._sums: Sequence[tuple[OperatorTable, Flags]] = ()
         self._scaled: Sequence[OperatorTable] = ()
         self._ungated: Sequence[OperatorTable] = ()
+        self._is_fused = _find_fused(node, self._plain, spec)
         if node.operator in _EXPERTS:
             if _has_no_gates(spec.model):
                 self._ungated = _ungated_tables(self._plain)
@@ -115,7 +116,7 @@ class Substitute:
         for table, holds in self._sums:
             other = answers.of(table)
             answer = _merge(answer, other, holds & covered_rows(other))
-        return answer
+        return _without_rows(answer, self._is_fused) if self._is_fused.any() else answer
 
     def _with_remote(self, local: LatencyColumns) -> LatencyColumns:
         """Return what the experts of a rank take in a kernel that is also given the other pairs."""
@@ -247,6 +248,29 @@ def _without_scale(
         other_framework=dynamic.other_framework,
     )
     return _merge(plain, less, covered_rows(dynamic))
+
+
+# Norms of the residual stream, each of which comes after a sum over the ranks.
+_SUMMED_NORMS = ("input_norm", "post_attention_norm", "final_norm")
+
+
+def _find_fused(node: OperatorNode, table: OperatorTable, spec: SurfaceSpec) -> Flags:
+    """Return which calls run inside the all-reduce before them and take no time of their own."""
+    if node.role not in _SUMMED_NORMS or not spec.fused_norm_bytes:
+        return np.zeros(table.num_rows, dtype=np.bool_)
+    elements = table.columns["num_tokens"] * table.columns["hidden"]
+    is_fused: Flags = np.asarray(node.written_dtype.bytes_of(elements)) <= spec.fused_norm_bytes
+    return is_fused
+
+
+def _without_rows(answer: LatencyColumns, rows: Flags) -> LatencyColumns:
+    return LatencyColumns(
+        latency_us=np.where(rows, 0.0, answer.latency_us),
+        low_us=np.where(rows, 0.0, answer.low_us),
+        high_us=np.where(rows, 0.0, answer.high_us),
+        provenance=answer.provenance,
+        other_framework=answer.other_framework,
+    )
 
 
 def _merge(plain: LatencyColumns, other: LatencyColumns, takes_other: Flags) -> LatencyColumns:

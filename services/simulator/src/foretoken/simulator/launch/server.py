@@ -83,7 +83,7 @@ class ServedOptions:
 
     Without speculation `drafts` is empty, of adapters without any `max_loras` is 0. `role` is that
     of the replica's pool. A format of weights is only named where the server makes it of a 16-bit
-    checkpoint while it loads that.
+    checkpoint while it loads that. What is None is left to the engine.
     """
 
     model_id: str
@@ -111,6 +111,7 @@ class ServedOptions:
     two_batch_tokens: int = 0
     decode_context_parallel: int = 1
     window_tokens_ratio: float = 0.0
+    fuses_all_reduce_norm: bool | None = None
     role: str = "aggregated"
     max_loras: int = 0
     num_loras: int = 0
@@ -137,6 +138,11 @@ class ServedOptions:
             quantization=_made_at_load(scenario),
             kv_dtype=scenario.kv_dtype,
             has_graphs=engine.graph_mode != "none",
+            fuses_all_reduce_norm=(
+                engine.fuses_all_reduce_norm
+                if "fuses_all_reduce_norm" in scenario.engine.rules
+                else None
+            ),
             role=pool.pool.role,
             max_loras=lora.max_loaded if lora else 0,
             num_loras=max(lora.num_adapters, lora.max_loaded) if lora else 0,
@@ -166,6 +172,8 @@ def hub_name(model: ModelArchitecture) -> str:
 def scenario_content(fields: Fields, profile: str) -> dict[str, Any]:
     """Return fields that were read as the content of a scenario file, by the rules of a profile."""
     rules = {name: fields[name] for name in _RULES if name in fields}
+    if fields.get("fuses_all_reduce_norm") is not None:
+        rules["fuses_all_reduce_norm"] = fields["fuses_all_reduce_norm"]
     if not fields.get("has_graphs", True):
         rules["graph_mode"] = "none"
     fields = {**fields, "attention_dp": fields.get("attention_dp") and _has_experts(fields)}

@@ -198,6 +198,16 @@ class SglangEngine(ServingEngine):
                     "two_batch_tokens": _FEWEST_HALVES * ("enable-two-batch-overlap" in options)
                 },
             ),
+            Link(
+                flags=("enable-flashinfer-allreduce-fusion",),
+                write=lambda it: {
+                    "enable-flashinfer-allreduce-fusion": bool(it.fuses_all_reduce_norm)
+                },
+                read=lambda options: {
+                    # Left out it is the engine's choice, by model and device.
+                    "fuses_all_reduce_norm": "enable-flashinfer-allreduce-fusion" in options or None
+                },
+            ),
             value("max_tokens", "context-length"),
             value("max_num_seqs", "max-running-requests"),
             value("max_num_batched_tokens", "chunked-prefill-size"),

@@ -96,6 +96,18 @@ def _read_halves(options: Options) -> Fields:
     return {"two_batch_tokens": least if "enable-dbo" in options else 0}
 
 
+def _write_passes(served: ServedOptions) -> Options:
+    fuses = served.fuses_all_reduce_norm
+    settings = {"pass_config": {"fuse_allreduce_rms": fuses}}
+    return {"compilation-config": None if fuses is None else json.dumps(settings)}
+
+
+def _read_passes(options: Options) -> Fields:
+    settings = json.loads(options.get("compilation-config", "{}"))
+    fuses = settings.get("pass_config", {}).get("fuse_allreduce_rms")
+    return {"fuses_all_reduce_norm": fuses}
+
+
 def _write_adapters(served: ServedOptions) -> Options:
     if not served.max_loras:
         return {}
@@ -199,6 +211,7 @@ class VllmEngine(ServingEngine):
                 write=_write_halves,
                 read=_read_halves,
             ),
+            Link(flags=("compilation-config",), write=_write_passes, read=_read_passes),
             value("max_tokens", "max-model-len"),
             value("max_num_seqs", "max-num-seqs"),
             value("max_num_batched_tokens", "max-num-batched-tokens"),
