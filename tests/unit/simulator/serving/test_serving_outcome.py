@@ -97,6 +97,8 @@ def test_energy_is_idle_power_throughout_and_the_rest_while_busy() -> None:
     assert report.energy_wh == pytest.approx(energy_j / 3600)
     assert report.energy_j_per_output_token == pytest.approx(energy_j / 4)
     assert report.power_w_mean == pytest.approx(energy_j / 0.055)
+    limited = _report(_two_requests(), replace(_SCENARIO, power_limit_w=500.0))
+    assert limited.energy_wh == pytest.approx((0.055 * 100 + 0.05 * 400) / 3600)
 
 
 def test_cost_is_the_price_of_all_devices_for_the_duration() -> None:

@@ -273,3 +273,13 @@ def test_engines_that_share_experts_and_stages_run_sums_and_norms_apart() -> Non
         model = find_model("mixtral-8x7b")
         scenario = build_scenario(model=model, device="h100_sxm", layout=layout, engine=engine)
         assert surface_spec(scenario, 64).fused_norm_bytes == largest
+
+
+@pytest.mark.parametrize("limit_w", [0.0, 500.0])
+def test_devices_of_limited_power_are_asked_about_for_what_lasts(limit_w: float) -> None:
+    """Others take what was timed in bursts."""
+    scenario = build_scenario(device="h100_sxm", engine=_PLAIN, power_limit_w=limit_w)
+    predictor = RooflinePredictor()
+    fetch_surfaces(surface_spec(scenario, 4000), predictor)
+    (query,) = predictor.queries
+    assert (limit_w > 0, limit_w) == (query.sustained, query.power_limit_w)
