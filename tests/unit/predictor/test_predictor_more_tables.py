@@ -64,7 +64,7 @@ def _train(table: _Table, step: int = 1) -> SeriesModel:
 
 @cache
 def _error(held: _Table, known: tuple[_Table, ...], num_own: int) -> float:
-    """Return the mean error on a table left out but for some points, as its engine asks."""
+    """Return the mean error on a table left out but for some points, its engine preferred."""
     models = [_train(table) for table in known]
     if num_own:
         models.append(_train(held, _NUM_POINTS // num_own))
@@ -86,7 +86,7 @@ def _error(held: _Table, known: tuple[_Table, ...], num_own: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _SYSTEMS.exists(), reason="others' measurements are not there")
+@pytest.mark.skipif(not _SYSTEMS.exists(), reason="the shared measurements are not there")
 @pytest.mark.parametrize("num_own", [0, 100])
 @pytest.mark.parametrize(
     "held",
