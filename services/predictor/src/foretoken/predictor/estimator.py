@@ -10,7 +10,6 @@ from foretoken.domain.call_scope import check_wanted
 from foretoken.domain.errors import (
     InvalidRequestError,
     NotTrainedError,
-    OutOfCoverageError,
 )
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.measurements.estimate import (
@@ -28,7 +27,7 @@ from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import is_extrapolated
 from foretoken.predictor.linked_collectives import LinkedCollectives
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
-from foretoken.predictor.query_check import check_group
+from foretoken.predictor.query_check import check_group, refuse_extrapolation
 from foretoken.predictor.query_columns import read_columns
 from foretoken.predictor.query_target import find_target
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
@@ -99,7 +98,7 @@ class Estimator:
         tables = tuple(self._recall(table, query, device) for table in query.tables)
         if query.refuse_extrapolation:
             for table, estimates in zip(query.tables, tables, strict=True):
-                _refuse_extrapolation(table, estimates, device)
+                refuse_extrapolation(table, estimates, device)
         return LatencyReply(model_version=self._models.version, tables=tables)
 
     def _recall(
@@ -477,23 +476,6 @@ def _from_transfer(
     high_us = latency_us * np.exp(transfer.high_log)
     estimates = _pack(latency_us, low_us, high_us, np.full(design.num_rows, provenance))
     return replace(estimates, basis=support.describe(spec, device))
-
-
-def _refuse_extrapolation(
-    table: OperatorTable, estimates: LatencyColumns, device: DeviceSpec
-) -> None:
-    is_outside = ~np.isin(estimates.provenance, _COVERED)
-    if is_outside.any():
-        row = int(np.flatnonzero(is_outside)[0])
-        dims = ", ".join(f"{name}={column[row]}" for name, column in table.columns.items())
-        raise OutOfCoverageError(
-            f"{int(is_outside.sum())} of {len(is_outside)} calls of {table.operator} are outside "
-            f"what was measured on {device.name}, first row {row}: {dims}; profile there, or "
-            f"allow extrapolation",
-            operator=table.operator,
-            device=device.name,
-            row=str(row),
-        )
 
 
 def _pack(

@@ -2,10 +2,17 @@
 
 from collections.abc import Collection
 
-from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+import numpy as np
+
+from foretoken.domain.errors import InvalidRequestError, OutOfCoverageError, UnknownPluginError
 from foretoken.domain.hardware.device import DeviceSpec, check_format, find_device
 from foretoken.domain.hardware.topology import TopologySpec
-from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
+from foretoken.domain.measurements.estimate import (
+    LatencyColumns,
+    LatencyQuery,
+    OperatorTable,
+    Provenance,
+)
 from foretoken.domain.models.quantization import Quantization, all_quantizations
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype, stored_schemes
@@ -16,6 +23,7 @@ from foretoken.predictor.training_rows import SeriesKey
 _MULTIPLYING = frozenset({"gemm", "attention", "moe", "lora"})
 # What of a variant names the format of weights, and of the KV cache.
 _FORMATS = ("quant", "kv")
+_COVERED = [member.value for member in Provenance if member.is_covered]
 
 
 def check_query(query: LatencyQuery, known: Collection[SeriesKey]) -> None:
@@ -84,3 +92,26 @@ def _check_schemes(table: OperatorTable, known: Collection[SeriesKey]) -> None:
         if scheme not in measured:
             names = {*stored_schemes(), *all_quantizations(), *measured} - {""}
             raise UnknownPluginError.named(scheme, names, f"variant.{key}", "format")
+
+
+def refuse_extrapolation(
+    table: OperatorTable, estimates: LatencyColumns, device: DeviceSpec
+) -> None:
+    """Refuse estimates that measurements of the device itself do not surround.
+
+    Raises:
+        OutOfCoverageError: there are some; the message has the first.
+
+    """
+    is_outside = ~np.isin(estimates.provenance, _COVERED)
+    if is_outside.any():
+        row = int(np.flatnonzero(is_outside)[0])
+        dims = ", ".join(f"{name}={column[row]}" for name, column in table.columns.items())
+        raise OutOfCoverageError(
+            f"{int(is_outside.sum())} of {len(is_outside)} calls of {table.operator} are outside "
+            f"what was measured on {device.name}, first row {row}: {dims}; profile there, or "
+            f"allow extrapolation",
+            operator=table.operator,
+            device=device.name,
+            row=str(row),
+        )
