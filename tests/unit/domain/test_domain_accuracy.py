@@ -58,6 +58,26 @@ def test_the_line_with_most_that_holds_applies() -> None:
     assert describe_accuracy("training", {"experts": "no"}) == ""
 
 
+@pytest.mark.parametrize(
+    ("table", "facts", "expected"),
+    [
+        ("operators", {"group": "gemm", "provenance": "interpolated"}, "latency 4.5 %: a matrix"),
+        ("operators", {"group": "gemm", "provenance": "transferred"}, "latency 5.2 to 39 %: a"),
+        ("operators", {"group": "gemm", "provenance": "analytical"}, ""),
+        ("operators", {"group": "elementwise", "provenance": "interpolated"}, ""),
+        ("serving", {"grounds": "device"}, "TPOT 12 % (median 10 %), TTFT 32 % (median 21 %): "),
+        ("serving", {"grounds": "others"}, "TPOT (medians) 6 to 24 %: "),
+        ("memory", {"format": "8 bit"}, "peak 17 %: "),
+    ],
+)
+def test_each_kind_of_question_has_its_line(
+    table: str, facts: dict[str, str], expected: str
+) -> None:
+    told = describe_accuracy(table, facts)
+    assert told.startswith(expected)
+    assert bool(told) == bool(expected)
+
+
 def test_lines_of_training_are_by_the_width_of_products() -> None:
     assert ("8 bit", "16 bit") == (format_name(DType.FP8), format_name(DType.BF16))
 
