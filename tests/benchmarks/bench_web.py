@@ -22,7 +22,20 @@ from web_client import serve_home
 
 _SERVICES = ("catalog", "predictor", "simulator")
 _NUM_CANDIDATES = 100_000
-_VIEWS = ("/", "/train", "/jobs", "/results", "/compare", "/catalog", "/catalog/sql", "/validate")
+_VIEWS = (
+    "/",
+    "/train",
+    "/jobs",
+    "/results",
+    "/compare",
+    "/catalog",
+    "/catalog/curves",
+    "/catalog/estimate",
+    "/catalog/imports",
+    "/catalog/sql",
+    "/validate",
+    "/validate/training",
+)
 _RANKED = "meet the limits; best"
 
 

@@ -203,7 +203,7 @@ def test_what_was_left_can_be_cancelled(open_runner: OpenRunner) -> None:
 
 
 def test_a_cancelled_job_does_not_go_on(open_runner: OpenRunner, tmp_path: Path) -> None:
-    """Nor does it leave files that only a job that goes on needs."""
+    """It leaves what it was asked, for who resumes it."""
     work = _Count(2)
     runner = open_runner(work)
     job = _create(runner, work)
@@ -212,9 +212,11 @@ def test_a_cancelled_job_does_not_go_on(open_runner: OpenRunner, tmp_path: Path)
     work.may_go_on.set()
     assert JobState.CANCELLED is list(runner.watch(job.job_id))[-1].state
     runner.close()
+    later = open_runner(_Count())
     with pytest.raises(CancelledJobError):
-        open_runner(_Count()).result(job.job_id, _Answer)
-    assert {"job.json", "numbers.jsonl"} == {
+        later.result(job.job_id, _Answer)
+    assert later.request(job.job_id, _Question) is not None
+    assert {"job.json", "numbers.jsonl", "request.json", "lock"} == {
         path.name.partition(".")[2] for path in tmp_path.glob(f"{job.job_id}.*")
     }
 

@@ -201,7 +201,7 @@ class Plot:
 
     def spans(self, end: str) -> Chart:
         """Return spans from `x` to `end` along the rows `y`: a Gantt chart."""
-        start = {**self._axis(self.x), "scale": {"type": "linear", "zero": True}}
+        start = {**self._axis(self.x), "scale": {"type": "linear", "zero": not self.is_near}}
         ends = {"x": start, "x2": {"field": end}}
         encoding = {"y": self._rows(), **ends, **self._color()}
         layer = _layer("bar", encoding, **_TOLD)

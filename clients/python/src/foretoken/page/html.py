@@ -86,7 +86,10 @@ def render_sections(title: str, subtitle: str, sections: Sequence[UsualSection])
 def render_main(page: Page) -> Markup:
     """Return the header and the `main` of a page, to be put where a live page has its own."""
     subtitle = Markup("<p>{}</p>\n").format(page.subtitle) if page.subtitle else Markup()
-    lines = _join(Markup("<dt>{}</dt><dd>{}</dd>\n").format(*line) for line in page.about)
+    lines = _join(
+        Markup("<dt>{}</dt><dd>{}</dd>\n").format(name, _with_code(text))
+        for name, text in page.about
+    )
     about = Markup('<dl class="about">\n{}</dl>\n').format(lines) if lines else Markup()
     return Markup("<header>\n<h1>{}</h1>\n{}{}</header>\n<main>\n{}</main>\n").format(
         page.title, subtitle, about, render_blocks(page.blocks)

@@ -23,8 +23,8 @@ _COLORS: Final = {
 
 
 def waterfall(report: ServingReport) -> list[Section]:
-    """Return the slowest requests as bars of what each did when; nothing without requests."""
-    chosen = _slowest(report)
+    """Return some requests as bars of what each did when; nothing without requests."""
+    chosen = _choose(report)
     rows = [row for place in chosen for row in _spans(report, int(place))]
     if not rows:
         return []
@@ -44,19 +44,22 @@ def waterfall(report: ServingReport) -> list[Section]:
         y="request",
         by="does",
         colors=_COLORS,
-        caption=f"The {len(chosen)} of {num_all:,} that took longest, in the order they arrived:"
-        " on its way to the engine or between pools, waiting, computing the prompt, answering.",
+        caption=f"Of {num_all:,} requests those that took longest, and as many spread over the"
+        " others, in the order they arrived: on its way to the engine or between pools, waiting,"
+        " computing the prompt, answering.",
         is_near=True,
     )
     return [Section(title="Single requests", pictures=[plot.spans("end")])]
 
 
-def _slowest(report: ServingReport) -> NDArray[np.int64]:
-    """Return the places of the requests that took longest, by arrival."""
+def _choose(report: ServingReport) -> NDArray[np.int64]:
+    """Return places of requests by arrival: half took longest, half are spread over the others."""
     took_s = _column(report, "finished_s") - _column(report, "arrival_s")
     finished = np.flatnonzero(_column(report, "finished_s") >= 0)
-    slowest = finished[np.argsort(-took_s[finished], kind="stable")[:_SHOWN]]
-    return np.sort(slowest)
+    by_time = finished[np.argsort(-took_s[finished], kind="stable")]
+    slowest, others = by_time[: _SHOWN // 2], np.sort(by_time[_SHOWN // 2 :])
+    spread = np.linspace(0, len(others) - 1, min(_SHOWN // 2, len(others)))
+    return np.sort(np.concatenate([slowest, others[spread.astype(np.int64)]]))
 
 
 def _spans(report: ServingReport, place: int) -> Iterator[tuple[str, str, float, float, int, int]]:
