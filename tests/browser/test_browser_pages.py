@@ -88,8 +88,8 @@ def answered(web: WebClient) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def simulated(web: WebClient) -> dict[str, str]:
-    """Return a search for strategies and a serving simulation, done; the catalog has some rows."""
+def simulated(web: WebClient, answered: tuple[str, str]) -> dict[str, str]:
+    """Return jobs that are done: both of an answer, a search for strategies, a simulation."""
     strategies = web.call(
         "simulator/create_training_search",
         request={
@@ -107,7 +107,7 @@ def simulated(web: WebClient) -> dict[str, str]:
     found = {"strategies": strategies["job_id"], "alone": alone["job_id"]}
     for job_id in found.values():
         web.get(f"/v1/simulator/watch_job?job_id={job_id}")
-    return found
+    return found | dict(zip(("quick", "whole"), answered, strict=True))
 
 
 def _fill(web: WebClient, page: Any) -> None:
@@ -150,24 +150,17 @@ _VIEWS = (
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("path", _VIEWS)
-def test_a_page_has_no_grave_barrier(  # noqa: PLR0913, PLR0917 - what makes a page
-    browser: Any,
-    web: WebClient,
-    answered: tuple[str, str],
-    simulated: dict[str, str],
-    path: str,
-    width: int,
-    scheme: str,
+def test_a_page_has_no_grave_barrier(
+    browser: Any, web: WebClient, simulated: dict[str, str], path: str, width: int, scheme: str
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not there")
-    quick, whole = answered
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True
     )
     page = context.new_page()
     if "curves" in path:
         _fill(web, page)
-    page.goto(_address(web, path.format(quick=quick, whole=whole, **simulated)))
+    page.goto(_address(web, path.format(**simulated)))
     page.wait_for_load_state("networkidle") if "/jobs" not in path else page.wait_for_load_state()
     found = axe.Axe().run(page).response["violations"]
     wide = page.evaluate("document.documentElement.scrollWidth")
