@@ -154,7 +154,6 @@ class Answer {
       swatch.style.background = COLOURS[places.get(value)];
       return [swatch, document.createTextNode(String(value) || "as stored")];
     }));
-    this.scatter.draw();
   }
 
   // What is pointed at in the picture or in the table is marked in both.

@@ -6,6 +6,8 @@ export class Scatter {
   constructor(canvas, { x, y, low, high, xLabel, yLabel, onPoint, onZoom }) {
     Object.assign(this, { canvas, x, y, low, high, xLabel, yLabel, onPoint, onZoom, zoom: null, drag: null, marked: -1 });
     this.barred = [];
+    this.kept = document.createElement("canvas");
+    this.kept.width = 0;
     this.colour = new Uint8Array(x.length);
     this.isIn = new Uint8Array(x.length);
     canvas.addEventListener("pointerdown", (event) => { this.drag = { from: this.at(event), to: null }; });
@@ -26,8 +28,9 @@ export class Scatter {
 
   setZoom(zoom) {
     this.zoom = zoom;
-    this.draw();
-    this.onZoom?.(zoom);
+    // Whoever listens draws it with what else changes.
+    if (this.onZoom) this.onZoom(zoom);
+    else this.draw();
   }
 
   // Plus and minus zoom, arrows move what is zoomed, Escape shows all.
@@ -53,11 +56,11 @@ export class Scatter {
   mark(i) {
     if (i === this.marked) return;
     this.marked = i;
-    this.draw();
+    this.overlay();
   }
 
   move(event) {
-    if (this.drag) { this.drag.to = this.at(event); this.draw(); return; }
+    if (this.drag) { this.drag.to = this.at(event); this.overlay(); return; }
     const found = this.nearest(...this.at(event));
     if (found !== this.pointed) { this.pointed = found; this.onPoint?.(found); }
   }
@@ -146,7 +149,29 @@ export class Scatter {
       pen.fillStyle = COLOURS[group % COLOURS.length];
       for (let at = 0; at < points.length; at += 2) pen.fillRect(points[at] - size / 2, points[at + 1] - size / 2, size, size);
     });
-    this.details(pen, s, text);
+    pen.restore();
+    // What moves with the pointer is drawn over a copy: the points are many.
+    this.kept.width = this.canvas.width;
+    this.kept.height = this.canvas.height;
+    this.kept.getContext("2d").drawImage(this.canvas, 0, 0);
+    this.overlay();
+  }
+
+  overlay() {
+    if (!this.kept.width) return;
+    const pen = this.canvas.getContext("2d");
+    pen.save();
+    pen.setTransform(1, 0, 0, 1, 0, 0);
+    pen.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    pen.drawImage(this.kept, 0, 0);
+    pen.restore();
+    const text = getComputedStyle(document.body).color;
+    const [w, h] = [this.canvas.clientWidth, this.canvas.clientHeight];
+    pen.save();
+    pen.beginPath();
+    pen.rect(PAD.left, PAD.top, w - PAD.left - PAD.right, h - PAD.top - PAD.bottom);
+    pen.clip();
+    this.details(pen, this.scale(), text);
     pen.restore();
     if (this.drag?.to) {
       const [[ax, ay], [bx, by]] = [this.drag.from, this.drag.to];
