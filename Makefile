@@ -208,6 +208,12 @@ docs-check: setup ## run the code blocks of README and docs, follow their links
 bench: setup ## run the benchmarks; they print ratios and judge nothing
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
+# How long, and --faults to kill a service every 20 seconds.
+SOAK_ARGS ?= --seconds 1800
+.PHONY: soak
+soak: setup ## four services under all loads at once, half an hour: p99 of predictions, memory, threads, descriptors, what was lost
+	@$(BIN)/python tests/benchmarks/soak.py $(SOAK_ARGS)
+
 .PHONY: bench-serving
 bench-serving: setup ## serving simulations beside measured engines and other simulators (minutes)
 	@for script in $(SERVING_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
