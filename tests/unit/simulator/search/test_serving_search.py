@@ -132,14 +132,6 @@ def test_every_distinct_point_is_a_candidate_or_counted() -> None:
     assert len(set(report.candidates.name)) == len(report.candidates.name)
 
 
-def test_a_model_too_large_for_a_node_goes_over_some() -> None:
-    """As a pipeline of whole nodes of eight, where nobody names stages."""
-    scenario = replace(_request().scenario, model=find_model("deepseek-v3"))
-    space = ServingSpace(max_devices=16, tp=(4, 8), max_num_seqs=(1,), modes=("aggregated",))
-    table = _run(_request(scenario=scenario, space=space)).candidates
-    assert {(4, 1), (8, 1), (8, 2)} == set(zip(table.tp, table.pp, strict=True))
-
-
 def test_candidates_are_in_order_of_their_objective() -> None:
     """Behind the ties that share the first place throughput only falls; others have no rank."""
     report = _run(_request())
