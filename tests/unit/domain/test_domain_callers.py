@@ -60,8 +60,14 @@ def test_callers_that_were_not_seen_for_long_are_forgotten() -> None:
 def test_callers_get_threads_in_turn() -> None:
     """Who has one job waits for one of another's hundred, not for all of them."""
     threads, order = JobThreads(1, "job"), []
-    gate, is_done = threading.Event(), threading.Event()
-    threads.submit("ada", lambda: bool(gate.wait(_TIMEOUT_S)) and None)
+    has_begun, gate, is_done = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        has_begun.set()
+        assert gate.wait(_TIMEOUT_S)
+
+    threads.submit("ada", hold)
+    assert has_begun.wait(_TIMEOUT_S)
     for number in range(3):
         threads.submit("ada", lambda number=number: order.append(f"ada {number}"))
     threads.submit("bob", lambda: order.append("bob"))
