@@ -6,6 +6,7 @@ As in a serving engine the step writes one token into memory that is there alrea
 Each program is a callable without arguments that queues the step; the caller ends it.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -197,15 +198,16 @@ def _prefill(
 
 
 def _decode(model: HuggingFaceModel, step: ClosureStep, device: torch.device, seed: int) -> Program:
-    from foretoken.profiler.closure.step_program import make_filled_cache
-
     forward = _forward(model.module.eval(), step)
     next_tokens = _take_turns(_draw_tokens(model, replace(step, num_tokens=1), device, seed))
     cache = make_filled_cache(model.architecture.num_layers, step.num_tokens, device, seed)
+    # What the cache is called has changed within transformers 5.
+    is_new = "cache" in inspect.signature(model.module.forward).parameters
+    kept = {"cache" if is_new else "past_key_values": cache}
 
     def run() -> object:
         with torch.no_grad():
-            return forward(input_ids=next_tokens(), past_key_values=cache, use_cache=True).logits
+            return forward(input_ids=next_tokens(), use_cache=True, **kept).logits
 
     return run
 
