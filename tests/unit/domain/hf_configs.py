@@ -111,6 +111,8 @@ CONFIGS_OF_PRESETS: Mapping[str, Mapping[str, Any]] = {
         },
         num_key_value_heads=128,
         n_routed_experts=256,
+        n_group=8,
+        topk_group=4,
         n_shared_experts=1,
         num_experts_per_tok=8,
         moe_intermediate_size=2048,
