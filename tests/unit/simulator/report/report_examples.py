@@ -45,6 +45,7 @@ def build_serving(rate_rps: float) -> ServingReport:
             scheduled_s=arrivals,
             first_token_s=tuple(0.1 * (i + 1) + at for i, at in enumerate(arrivals)),
             finished_s=tuple(3.0 + at for at in arrivals),
+            num_prefill_tokens=(300, 200, 400, 100, 500),
             num_decode_tokens=(100, 120, 1, 90, 80),
         ),
         scenario_json=(

@@ -138,6 +138,8 @@ def _deepseek(model: ModelArchitecture) -> _Content:
         "moe_intermediate_size": experts.expert_intermediate,
         "n_shared_experts": experts.num_shared_experts,
         "first_k_dense_replace": experts.num_dense_layers,
+        "n_group": experts.num_groups or 1,
+        "topk_group": experts.top_k_groups or 1,
     }
 
 
