@@ -57,6 +57,7 @@ def test_a_serving_page_shows_loads_in_order_with_what_they_rest_on(serving_page
         "Distributions",
         "Where the time goes",
         "Percentiles",
+        "Single requests",
         "Configuration",
     ]
     assert expected == titles

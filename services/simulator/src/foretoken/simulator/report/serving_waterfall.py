@@ -38,7 +38,7 @@ def waterfall(report: ServingReport) -> list[Section]:
     ]
     num_all = len(report.requests.arrival_s)
     plot = Plot(
-        title="Requests",
+        title="Single requests",
         table=Table(columns=columns, rows=rows),
         x="start",
         y="request",
@@ -64,7 +64,7 @@ def _choose(report: ServingReport) -> NDArray[np.int64]:
 
 def _spans(report: ServingReport, place: int) -> Iterator[tuple[str, str, float, float, int, int]]:
     """Yield what a request did from when to when; what took no time is left out."""
-    arrival, queued, scheduled, first, finished, transferred = (
+    arrival, queued, scheduled, first, finished, transferred, prompt, answer = (
         float(_column(report, name)[place]) if len(_column(report, name)) else -1.0
         for name in (
             "arrival_s",
@@ -73,11 +73,10 @@ def _spans(report: ServingReport, place: int) -> Iterator[tuple[str, str, float,
             "first_token_s",
             "finished_s",
             "transferred_s",
+            "num_prefill_tokens",
+            "num_decode_tokens",
         )
     )
-    lengths = [
-        int(_column(report, name)[place]) for name in ("num_prefill_tokens", "num_decode_tokens")
-    ]
     parts = [
         ("on its way", arrival, queued),
         ("waits", queued, scheduled),
@@ -87,7 +86,7 @@ def _spans(report: ServingReport, place: int) -> Iterator[tuple[str, str, float,
     ]
     for name, start, end in parts:
         if end > start >= 0:
-            yield f"request {place + 1}", name, start, end, lengths[0], lengths[1]
+            yield f"request {place + 1}", name, start, end, int(prompt), int(answer)
 
 
 def _column(report: ServingReport, name: str) -> Floats:
