@@ -310,6 +310,8 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (MoeSpec, "expert_intermediate"): POSITIVE,
     (MoeSpec, "num_shared_experts"): NOT_NEGATIVE,
     (MoeSpec, "num_dense_layers"): st.integers(0, 1),
+    (MoeSpec, "num_groups"): st.integers(8, 2**63 - 1),
+    (MoeSpec, "top_k_groups"): st.integers(0, 8),
     (ModelArchitecture, "intermediate"): POSITIVE,
     (ModelArchitecture, "max_position"): POSITIVE,
     (ModelArchitecture, "sliding_window"): NOT_NEGATIVE,
@@ -372,6 +374,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
         lambda: st.lists(values_of(SloClass), max_size=1).map(tuple)
     ),
     (scenario.ServingScenario, "device_usd_per_hour"): NOT_NEGATIVE_FLOATS,
+    (scenario.ServingScenario, "power_limit_w"): NOT_NEGATIVE_FLOATS,
     (scenario.ServingScenario, "device_idle_w"): st.just(0.0),
     (scenario.ServingScenario, "device_busy_w"): NOT_NEGATIVE_FLOATS,
     **_CLUSTER_RULES,

@@ -120,13 +120,13 @@ def test_a_missing_file_is_named() -> None:
 def test_only_calls_that_change_nothing_are_retried() -> None:
     """A job whose creation was answered by a broken connection must not be created twice.
 
-    A snapshot may: the same content is the same snapshot.
+    A snapshot may: the same content is the same snapshot. So may a record, which has the job's id.
     """
     arguments = dict(channel_arguments(ChannelOptions(address="x")))
     config = json.loads(arguments["grpc.service_config"])
     retried = {entry["method"] for entry in config["methodConfig"][0]["name"]}
     changing = {name for name in retried if name.startswith(("Create", "Record", "Watch"))}
-    assert changing == {"CreateSnapshot"}
+    assert changing == {"CreateJobRecord", "CreateSnapshot"}
     assert {"Predict", "GetJob", "DescribeCoverage"} <= retried
 
 

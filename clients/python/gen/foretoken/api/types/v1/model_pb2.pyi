@@ -30,6 +30,8 @@ class MoeSpec(_message.Message):
     EXPERT_INTERMEDIATE_FIELD_NUMBER: _builtins.int
     SHARED_EXPERT_COUNT_FIELD_NUMBER: _builtins.int
     DENSE_LAYER_COUNT_FIELD_NUMBER: _builtins.int
+    GROUP_COUNT_FIELD_NUMBER: _builtins.int
+    TOP_K_GROUPS_FIELD_NUMBER: _builtins.int
     expert_count: _builtins.int
     """Routed experts of a layer. 0: an error."""
     top_k: _builtins.int
@@ -40,6 +42,10 @@ class MoeSpec(_message.Message):
     """Experts that every token visits. 0: none."""
     dense_layer_count: _builtins.int
     """Leading layers with a dense MLP instead. 0: none."""
+    group_count: _builtins.int
+    """Groups of experts that a router chooses among first. 0: it chooses among all experts at once."""
+    top_k_groups: _builtins.int
+    """Groups that the experts of a token lie in at most. 0: any."""
     def __init__(
         self,
         *,
@@ -48,10 +54,12 @@ class MoeSpec(_message.Message):
         expert_intermediate: _builtins.int = ...,
         shared_expert_count: _builtins.int = ...,
         dense_layer_count: _builtins.int = ...,
+        group_count: _builtins.int = ...,
+        top_k_groups: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense_layer_count", b"dense_layer_count", "expert_count", b"expert_count", "expert_intermediate", b"expert_intermediate", "shared_expert_count", b"shared_expert_count", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dense_layer_count", b"dense_layer_count", "expert_count", b"expert_count", "expert_intermediate", b"expert_intermediate", "group_count", b"group_count", "shared_expert_count", b"shared_expert_count", "top_k", b"top_k", "top_k_groups", b"top_k_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -743,11 +743,11 @@ class ServingScenario(_message.Message):
     DEVICE_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
     DEVICE_IDLE_W_FIELD_NUMBER: _builtins.int
     DEVICE_BUSY_W_FIELD_NUMBER: _builtins.int
+    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     SPECULATIVE_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     MODEL_REF_FIELD_NUMBER: _builtins.int
-    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the scenario. Not set: "serving"."""
     device: _builtins.str
@@ -774,12 +774,12 @@ class ServingScenario(_message.Message):
     """Measured power of an idle device in W. 0: not measured."""
     device_busy_w: _builtins.float
     """Measured power of a busy device in W. 0: not measured."""
+    power_limit_w: _builtins.float
+    """Power that each device is limited to, in W. 0: what it is sold with."""
     model_ref: _builtins.str
     """The model by the name of a preset, or as the text of a Hugging Face config.json; read where
     `model` is not set. Empty: an error there.
     """
-    power_limit_w: _builtins.float
-    """Power that each device is limited to, in W. 0: what it is sold with."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelArchitecture:
         """The model to serve. Not set: that of `model_ref`."""
@@ -843,11 +843,11 @@ class ServingScenario(_message.Message):
         device_usd_per_hour: _builtins.float = ...,
         device_idle_w: _builtins.float = ...,
         device_busy_w: _builtins.float = ...,
+        power_limit_w: _builtins.float = ...,
         cluster: Global___ClusterSpec | None = ...,
         speculative: Global___SpeculativeSpec | None = ...,
         lora: Global___LoraSpec | None = ...,
         model_ref: _builtins.str = ...,
-        power_limit_w: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "engine", b"engine", "layout", b"layout", "lora", b"lora", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "slo", b"slo", "speculative", b"speculative", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -900,12 +900,12 @@ class TrainingScenario(_message.Message):
     OVERFLOW_RATIO_FIELD_NUMBER: _builtins.int
     STRAGGLER_RATIO_FIELD_NUMBER: _builtins.int
     NETWORK_SPREAD_RATIO_FIELD_NUMBER: _builtins.int
+    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     STAGE_DEVICES_FIELD_NUMBER: _builtins.int
     STAGE_TOPOLOGIES_FIELD_NUMBER: _builtins.int
     MODULE_TIMES_FIELD_NUMBER: _builtins.int
     CALIBRATION_FIELD_NUMBER: _builtins.int
     MODEL_REF_FIELD_NUMBER: _builtins.int
-    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the scenario. Not set: "training"."""
     device: _builtins.str
@@ -956,12 +956,12 @@ class TrainingScenario(_message.Message):
     """Standard deviation of a rank's speed over its mean. 0: all are alike."""
     network_spread_ratio: _builtins.float
     """Standard deviation of a transfer's time over its mean. 0: all are alike."""
+    power_limit_w: _builtins.float
+    """Power that each device is limited to, in W. 0: what it is sold with."""
     model_ref: _builtins.str
     """The model by the name of a preset, or as the text of a Hugging Face config.json; read where
     `model` is not set. Empty: an error there.
     """
-    power_limit_w: _builtins.float
-    """Power that each device is limited to, in W. 0: what it is sold with."""
     @_builtins.property
     def model(self) -> _model_pb2.ModelArchitecture:
         """The model to train. Not set: that of `model_ref`."""
@@ -1031,12 +1031,12 @@ class TrainingScenario(_message.Message):
         overflow_ratio: _builtins.float = ...,
         straggler_ratio: _builtins.float = ...,
         network_spread_ratio: _builtins.float = ...,
+        power_limit_w: _builtins.float = ...,
         stage_devices: _abc.Iterable[_builtins.str] | None = ...,
         stage_topologies: _abc.Iterable[_builtins.str] | None = ...,
         module_times: Global___ModuleTimes | None = ...,
         calibration: Global___TrainingCalibration | None = ...,
         model_ref: _builtins.str = ...,
-        power_limit_w: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "module_times", b"module_times", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "pipeline_schedule", b"pipeline_schedule", "recompute", b"recompute", "sequence_length", b"sequence_length", "trainer", b"trainer", "virtual_stages", b"virtual_stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
