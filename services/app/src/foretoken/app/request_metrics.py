@@ -6,11 +6,12 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from foretoken.app.observed_handler import Handler, observe_handler
 from foretoken.app.telemetry.metric_table import WEB, find_metric
 
 # From a cached predict call to a day-long watch, in s.
@@ -18,7 +19,6 @@ _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 
 
 M = TypeVar("M", Counter, Gauge, Histogram)
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -122,19 +122,11 @@ class _ServiceMetrics:
             self._requests.labels(method, code_of()).inc()
 
     def wrap(self, handler: Handler, method: str) -> Handler:
-        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-            behaviour = getattr(handler, kind)
-            if behaviour is not None:
-                streams = kind.endswith("_stream")
-                timed = self._time_stream if streams else self._time_unary
-                build = getattr(grpc, f"{kind}_rpc_method_handler")
-                wrapped: Handler = build(
-                    timed(behaviour, method),
-                    request_deserializer=handler.request_deserializer,
-                    response_serializer=handler.response_serializer,
-                )
-                return wrapped
-        return handler
+        return observe_handler(
+            handler,
+            lambda behaviour: self._time_unary(behaviour, method),
+            lambda behaviour: self._time_stream(behaviour, method),
+        )
 
     def _time_unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
         in_flight = self._in_flight.labels(method)

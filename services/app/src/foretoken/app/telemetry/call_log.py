@@ -7,15 +7,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 
+from foretoken.app.observed_handler import Handler, observe_handler
 from foretoken.wire import trace
 
 _log = logging.getLogger("foretoken.access")
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 _OK = "OK"
 _OWN = "/foretoken.api."
@@ -102,18 +102,11 @@ class CallLog(grpc.ServerInterceptor):  # type: ignore[type-arg]
         return self._wrapped[key]
 
     def _wrap(self, handler: Handler, method: str) -> Handler:
-        for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-            behaviour = getattr(handler, kind)
-            if behaviour is not None:
-                observe = self._stream if kind.endswith("_stream") else self._unary
-                build = getattr(grpc, f"{kind}_rpc_method_handler")
-                wrapped: Handler = build(
-                    observe(behaviour, method),
-                    request_deserializer=handler.request_deserializer,
-                    response_serializer=handler.response_serializer,
-                )
-                return wrapped
-        return handler
+        return observe_handler(
+            handler,
+            lambda behaviour: self._unary(behaviour, method),
+            lambda behaviour: self._stream(behaviour, method),
+        )
 
     def _unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
         # With what says in which threads it runs.
