@@ -289,6 +289,7 @@ _SEARCH_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (search.ServingSearchRequest, "counted_gpus"): st.sampled_from(search.COUNTED_GPUS),
     (search.ServingSearchRequest, "target_rps"): NOT_NEGATIVE_FLOATS,
     (search.ServingSearchRequest, "num_finalists"): NOT_NEGATIVE,
+    (search.ServingSearchRequest, "num_curves"): NOT_NEGATIVE,
 }
 
 # What a dataclass refuses on its own.

@@ -220,7 +220,7 @@ def _play(
     case: Case, setup: PoolSetup, actions: Sequence[_Action], *, steps: bool
 ) -> dict[str, object]:
     pool = EnginePool(case.plan, setup, case.tables)
-    free = [index for index in range(case.plan.num_requests) if pool.can_ever_hold(index)]
+    free = [index for index in range(case.plan.num_requests) if pool.can_ever_hold[index]]
     if setup.role is PoolRole.DECODE:
         # The first token, which is the last too, leaves where the prompt was computed.
         free = [index for index in free if case.plan.num_decode_tokens[index] > 1]

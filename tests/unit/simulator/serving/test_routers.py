@@ -11,7 +11,9 @@ _IDLE = EngineLoad(0, 0)
 
 def _prompt(*blocks: int, num_tokens: int = 0) -> RoutedRequest:
     names = np.array(blocks, dtype=np.int64)
-    return RoutedRequest(0, num_tokens or 16 * len(blocks), -1, names, 16)
+    return RoutedRequest(
+        0, num_tokens or 16 * len(blocks), block_tokens=16, read_blocks=lambda _: names
+    )
 
 
 def test_round_robin_passes_over_engines_that_are_gone() -> None:

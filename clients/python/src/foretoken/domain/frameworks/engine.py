@@ -1,9 +1,10 @@
 """Serving engines: the rules of each at a version, what it can, what a scenario changes."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from foretoken.domain import schema
@@ -424,8 +425,14 @@ class EngineSpec:
 
 
 def _change(profile: EngineProfile, rules: Mapping[str, Any], origin: str) -> EngineProfile:
+    return _change_as(profile, json.dumps(rules, default=str), origin)
+
+
+# A search looks up the rules of its candidates thousands of times, and there are few.
+@lru_cache(maxsize=1024)
+def _change_as(profile: EngineProfile, rules_json: str, origin: str) -> EngineProfile:
     content = {item.name: getattr(profile, item.name) for item in fields(profile)}
-    return schema.decode(EngineProfile, {**content, **rules}, origin)
+    return schema.decode(EngineProfile, {**content, **json.loads(rules_json)}, origin)
 
 
 def _captured(profile: EngineProfile) -> tuple[int, ...]:

@@ -272,7 +272,8 @@ class ServingSearchRequest:
     """Ask for the best deployments of a space.
 
     Every point is answered in closed form for a steady load; the `num_finalists` best (0: none) are
-    simulated request by request at the load they are proposed for. `objective` ranks: most output
+    simulated request by request at the load they are proposed for, and of these the `num_curves`
+    best at other loads too, where there are several to compare. `objective` ranks: most output
     tokens/s per GPU, least cost per token, fewest GPUs, or lowest time per token. With a
     `target_rps` each deployment is sized to carry that rate. With `has_sensitivity` the best is
     asked again with links 2x, memory bandwidth or capacity +50 %, arithmetic 2x, and prompts and
@@ -310,6 +311,12 @@ class ServingSearchRequest:
         choices=COUNTED_GPUS,
         names=("--count-gpus",),
         group=_TARGETS,
+    )
+    num_curves: int = option(
+        2,
+        "How many of the finalists to simulate at other loads too, for a curve of each.",
+        minimum=0,
+        group=_EFFORT,
     )
 
     @property

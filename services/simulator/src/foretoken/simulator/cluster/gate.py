@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.domain.units import NS_PER_MS
@@ -29,7 +30,7 @@ class Send(Protocol):
 
 
 class RequestDescriber:
-    """Tells routers of the requests of a plan."""
+    """Tells gates and their routers of the requests of a plan."""
 
     def __init__(self, plan: RequestPlan) -> None:
         self._plan = plan
@@ -40,25 +41,41 @@ class RequestDescriber:
         self._streams = (2 * plan.stream + 1).tolist()
         self._prefixes = plan.prefix_tokens.tolist()
 
+    def choose_pools(self, pools: Sequence[PoolState]) -> Sequence[PoolChoice]:
+        """Return of each request the places of the pools that can ever hold it."""
+        num_tokens = self._plan.num_prefill_tokens + self._plan.num_decode_tokens
+        codes = np.zeros(len(num_tokens), dtype=np.int64)
+        for place, pool in enumerate(pools):
+            is_within = num_tokens <= pool.setup.engines.max_context
+            codes |= (is_within & pool.engines.can_ever_hold) << place
+        choices = {
+            code: tuple(place for place in range(len(pools)) if code >> place & 1)
+            for code in np.unique(codes).tolist()
+        }
+        return [choices[code] for code in codes.tolist()]
+
     def describe(self, index: int) -> RoutedRequest:
         """Return what a router may look at."""
-        plan = self._plan
-        num_tokens = self._num_tokens[index]
+        is_hashed = self._offsets[index + 1] > self._offsets[index]
+        return RoutedRequest(
+            number=index,
+            num_prefill_tokens=self._num_tokens[index],
+            session=self._sessions[index],
+            adapter=NONE if self._adapters is None else self._adapters[index],
+            block_tokens=self._plan.hash_block_tokens if is_hashed else _BLOCK_TOKENS,
+            read_blocks=self._read_blocks,
+        )
+
+    def _read_blocks(self, index: int) -> NDArray[np.int64]:
+        plan, num_tokens = self._plan, self._num_tokens[index]
         first, end = self._offsets[index], self._offsets[index + 1]
         if end > first:
-            block_tokens = plan.hash_block_tokens
-            blocks = plan.hashes[first : min(end, first + num_tokens // block_tokens)]
-        else:
-            block_tokens = _BLOCK_TOKENS
-            # Even numbers are shared prefixes, odd ones the requests' own.
-            blocks = np.empty(num_tokens // block_tokens, dtype=np.int64)
-            blocks.fill(self._streams[index])
-            if self._prefixes[index]:
-                blocks[: self._prefixes[index] // block_tokens] = 2 * plan.prefix_stream[index]
-        adapter = NONE if self._adapters is None else self._adapters[index]
-        return RoutedRequest(
-            index, num_tokens, self._sessions[index], blocks, block_tokens, adapter
-        )
+            return plan.hashes[first : min(end, first + num_tokens // plan.hash_block_tokens)]
+        # Even numbers are shared prefixes, odd ones the requests' own.
+        blocks = np.full(num_tokens // _BLOCK_TOKENS, self._streams[index], dtype=np.int64)
+        if self._prefixes[index]:
+            blocks[: self._prefixes[index] // _BLOCK_TOKENS] = 2 * plan.prefix_stream[index]
+        return blocks
 
 
 class Gate:
@@ -79,6 +96,8 @@ class Gate:
         self._router = find_router(routing.router)(routing.options, seed)
         self._max_outstanding = routing.max_outstanding
         self._describer = describer
+        # Of each request the places of the pools that can ever hold it.
+        self.choices = describer.choose_pools(pools)
         self._pool_of = {
             pool.name_of(number): pool for pool in pools for number in range(len(pool.replicas))
         }
@@ -92,15 +111,17 @@ class Gate:
         """Let the router know the loads of now."""
         self._reported = {name: self._live[name] for pool in self.pools for name in pool.ready}
 
-    def offer(self, index: int, priority: int, choice: PoolChoice, now_ns: int) -> None:
-        """Let a request wait for a replica of some pools; `dispatch` may find one at once."""
+    def offer(self, index: int, priority: int, now_ns: int) -> None:
+        """Let a request wait for a replica of its pools; `dispatch` may find one at once."""
+        choice = self.choices[index]
         heapq.heappush(self._queues.setdefault(choice, []), (-priority, now_ns, index))
         self._count(choice, 1, now_ns)
         for place in choice:
             self.pools[place].usage.num_arrivals += 1
 
-    def withdraw(self, index: int, choice: PoolChoice, now_ns: int) -> bool:
+    def withdraw(self, index: int, now_ns: int) -> bool:
         """Take a request that waits out of the queue; False where it does not."""
+        choice = self.choices[index]
         queue = self._queues.get(choice, [])
         left = [entry for entry in queue if entry[2] != index]
         if len(left) == len(queue):

@@ -9,7 +9,7 @@ from functools import partial
 
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
-from foretoken.simulator.cluster.gate import Gate, PoolChoice
+from foretoken.simulator.cluster.gate import Gate
 from foretoken.simulator.cluster.pool_state import PoolState
 from foretoken.simulator.cluster.routing import RoutedRequest
 from foretoken.simulator.cluster.setup import ClusterSetup
@@ -174,11 +174,11 @@ class Handover:
         self._without_room: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
         self._requests: dict[int, RoutedRequest] = {}
 
-    def offer(self, journey: Journey, choice: PoolChoice, now_ns: int) -> None:
+    def offer(self, journey: Journey, now_ns: int) -> None:
         """Take over a request whose prompt is computed."""
         journey.stage = Stage.PREFILLED
         journey.prefilled_ns = now_ns
-        self.gate.offer(journey.index, journey.priority, choice, now_ns)
+        self.gate.offer(journey.index, journey.priority, now_ns)
 
     def dispatch(self, now_ns: int) -> None:
         """Find decode engines for those that wait for one."""
@@ -195,10 +195,10 @@ class Handover:
                 return
             heapq.heappop(queue)
 
-    def abandon(self, journey: Journey, choice: PoolChoice, now_ns: int) -> None:
+    def abandon(self, journey: Journey, now_ns: int) -> None:
         """Forget a request of which an engine failed, and free what the other one keeps of it."""
         if journey.stage is Stage.PREFILLED:
-            self.gate.withdraw(journey.index, choice, now_ns)
+            self.gate.withdraw(journey.index, now_ns)
         self._requests.pop(journey.index, None)
         journey.transferred_ns = NOT_REACHED
         if journey.transfer:

@@ -1,6 +1,6 @@
 """How requests are spread over engines: the contract of `routers/`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,20 +27,31 @@ class EngineLoad(NamedTuple):
         return self.num_waiting + self.num_running
 
 
+def _no_blocks(_: int) -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
+
+
 class RoutedRequest(NamedTuple):
     """What a router may look at.
 
-    `number` is its place in the plan, `session` names a conversation, `blocks` what the prompt
-    says: equal leading entries of `blocks` are equal prompts so far, `block_tokens` tokens each.
-    `adapter` is the LoRA adapter it uses (-1: none).
+    `number` is its place in the plan, `session` names a conversation, `adapter` is the LoRA adapter
+    it uses (-1: none). `read_blocks` returns the blocks of a request by its number.
     """
 
     number: int
     num_prefill_tokens: int
     session: int = -1
-    blocks: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-    block_tokens: int = 0
     adapter: int = -1
+    block_tokens: int = 0
+    read_blocks: Callable[[int], NDArray[np.int64]] = _no_blocks
+
+    @property
+    def blocks(self) -> NDArray[np.int64]:
+        """What the prompt says, `block_tokens` tokens an entry.
+
+        Equal leading entries of two requests are equal prompts so far.
+        """
+        return self.read_blocks(self.number)
 
 
 class Router(Protocol):
@@ -84,4 +95,6 @@ def all_routers() -> Mapping[str, RouterFactory]:
 
 def least_outstanding(engines: Sequence[int], loads: Mapping[int, EngineLoad]) -> int:
     """Return the engine with the fewest requests; the first of equals."""
+    if len(engines) == 1:
+        return engines[0]
     return min(engines, key=lambda engine: loads[engine].num_outstanding)

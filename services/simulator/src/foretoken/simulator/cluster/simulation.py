@@ -10,7 +10,7 @@ from foretoken.domain.requests.cluster import FailureSpec
 from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from foretoken.simulator.cluster.engine_pool import Ended, PoolRole
 from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
-from foretoken.simulator.cluster.gate import Gate, PoolChoice, RequestDescriber
+from foretoken.simulator.cluster.gate import Gate, RequestDescriber
 from foretoken.simulator.cluster.handover import Handover, Journey, Stage
 from foretoken.simulator.cluster.pool_scaling import Outages, PoolScaling
 from foretoken.simulator.cluster.pool_state import PoolState
@@ -190,39 +190,28 @@ class Cluster:
     def _arrive(self, index: int, now_ns: int) -> None:
         """Let a request find a replica, wait for one, or refuse it."""
         journey = self.journeys[index]
-        choice, refusal = self._find_pools(index, self._gate.pools)
-        if self.handover.gate.pools and self._plan.num_decode_tokens[index] > 1 and not refusal:
-            _, refusal = self._find_pools(index, self.handover.gate.pools)
-        if refusal:
-            self._end(journey, refusal, now_ns)
+        decode = self.handover.gate
+        if not self._gate.choices[index]:
+            self._refuse(journey, self._gate, now_ns)
+            return
+        if decode.pools and not decode.choices[index] and self._plan.num_decode_tokens[index] > 1:
+            self._refuse(journey, decode, now_ns)
             return
         journey.stage = Stage.AT_ROUTER
-        self._gate.offer(index, journey.priority, choice, now_ns)
+        self._gate.offer(index, journey.priority, now_ns)
         self._gate.dispatch(now_ns, self._submit)
         is_full = 0 < self._max_queued < self._gate.num_queued
         # One that has been on a replica has passed already.
         if is_full and journey.stage is Stage.AT_ROUTER and journey.try_number == 0:
-            self._gate.withdraw(index, choice, now_ns)
+            self._gate.withdraw(index, now_ns)
             self._end(journey, RequestOutcome.REJECTED, now_ns)
 
-    def _find_pools(
-        self, index: int, pools: Sequence[PoolState]
-    ) -> tuple[PoolChoice, RequestOutcome | None]:
-        """Return the places of the pools that can ever hold a request, or why none can."""
-        num_tokens = self._num_tokens[index]
-        choice = tuple(
-            [
-                place
-                for place, pool in enumerate(pools)
-                if num_tokens <= pool.setup.engines.max_context
-                and pool.engines.can_ever_hold(index)
-            ]
-        )
-        if choice:
-            return choice, None
-        if any(num_tokens <= pool.setup.engines.max_context for pool in pools):
-            return (), RequestOutcome.EXCEEDS_KV_CACHE
-        return (), RequestOutcome.CONTEXT_TOO_LONG
+    def _refuse(self, journey: Journey, gate: Gate, now_ns: int) -> None:
+        """End a request that no pool behind a gate can ever hold."""
+        num_tokens = self._num_tokens[journey.index]
+        is_within = any(num_tokens <= pool.setup.engines.max_context for pool in gate.pools)
+        outcome = RequestOutcome.EXCEEDS_KV_CACHE if is_within else RequestOutcome.CONTEXT_TOO_LONG
+        self._end(journey, outcome, now_ns)
 
     def _submit(self, pool: PoolState, name: int, request: RoutedRequest, now_ns: int) -> None:
         """Give a request to a replica that takes it."""
@@ -238,8 +227,7 @@ class Cluster:
             is_complete = outcome is RequestOutcome.COMPLETED
             if pool.setup.role is PoolRole.PREFILL and is_complete:
                 if self._plan.num_decode_tokens[index] > 1:
-                    choice, _ = self._find_pools(index, self.handover.gate.pools)
-                    self.handover.offer(journey, choice, now_ns)
+                    self.handover.offer(journey, now_ns)
                     continue
                 self.handover.leave_prefill(journey, now_ns)
             elif pool.setup.role is PoolRole.DECODE:
@@ -254,8 +242,7 @@ class Cluster:
         for index in lost:
             journey = self.journeys[index]
             if self.handover.gate.pools:
-                choice, _ = self._find_pools(index, self.handover.gate.pools)
-                self.handover.abandon(journey, choice, now_ns)
+                self.handover.abandon(journey, now_ns)
             if journey.try_number == self._failures.max_retries:
                 self._end(journey, RequestOutcome.LOST, now_ns)
                 continue

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.simulator import jit
@@ -66,7 +67,8 @@ class EnginePool:
         num_beyond = self._rules["num_draft_tokens"] + self._rules["num_lookahead_tokens"]
         num_tokens += np.where(self._requests["num_decode"] > 1, num_beyond, 0)
         num_needed = -(-num_tokens // setup.engines.profile.block_size)
-        self._can_hold = num_needed <= self._num_blocks
+        # Of each request whether an empty engine has KV blocks for it.
+        self.can_ever_hold: NDArray[np.bool_] = num_needed <= self._num_blocks
 
     @staticmethod
     def is_ready(setup: DeploymentSetup) -> bool:
@@ -210,10 +212,6 @@ class EnginePool:
             tokens[engine],
             (self._num_blocks - free[engine]) / self._num_blocks,
         )
-
-    def can_ever_hold(self, request: int) -> bool:
-        """Whether an empty engine has KV blocks for a request."""
-        return bool(self._can_hold.item(request))
 
     def steps(self) -> Sequence[StepRecord]:
         """Return the steps of each engine so far."""

@@ -217,10 +217,10 @@ def _build_cache(rules: State) -> dict[str, Records]:
     num_engines = int(rules["num_engines"]) if rules["is_caching"] else 0
     num_seqs, count = int(rules["max_num_seqs"]), int(rules["num_blocks"]) + 1
     first = np.arange(num_engines, dtype=np.int32)[:, None]
-    place = np.arange(count, dtype=np.int32)[None, :]
+    place = np.arange(count, dtype=np.int32)
     blocks = np.zeros(num_engines * count, dtype=layout.BLOCK)
-    blocks["next"] = (first * count + (place + 1) % count).ravel()
-    blocks["previous"] = (first * count + (place - 1) % count).ravel()
+    blocks["next"] = (first * count + np.roll(place, -1)).ravel()
+    blocks["previous"] = (first * count + np.roll(place, 1)).ravel()
     blocks["chain"] = NONE
     num_slot_blocks = int(rules["num_slot_blocks"])
     slots = first * num_seqs + np.arange(num_seqs, dtype=np.int32)[None, ::-1]

@@ -25,7 +25,7 @@ _FEWEST = 2
 _MAX_DIFFERENCES = 2
 _MAX_LETTERS = 40
 # How much was computed says little of what was asked.
-_UNTOLD = frozenset(("num_finalists", "max_candidates", "has_sensitivity"))
+_UNTOLD = frozenset(("num_finalists", "num_curves", "max_candidates", "has_sensitivity"))
 _KIND_NAMES = {
     "serving": "a simulated deployment",
     "training": "a training step",

@@ -462,6 +462,7 @@ class ServingSearchRequest(_message.Message):
     FINALIST_COUNT_FIELD_NUMBER: _builtins.int
     SENSITIVITY_FIELD_NUMBER: _builtins.int
     COUNTED_GPUS_FIELD_NUMBER: _builtins.int
+    CURVE_COUNT_FIELD_NUMBER: _builtins.int
     objective: _builtins.str
     """"throughput_per_gpu", "cost", "num_devices" or "latency". Not set: "throughput_per_gpu"."""
     target_rps: _builtins.float
@@ -472,6 +473,8 @@ class ServingSearchRequest(_message.Message):
     """Whether to ask what the best becomes when things change. False: not."""
     counted_gpus: _builtins.str
     """GPUs that throughput and cost are per: "owned", idle ones too, or "used". Not set: "owned"."""
+    curve_count: _builtins.int
+    """Finalists to simulate at other loads too. Not set: 2."""
     @_builtins.property
     def scenario(self) -> _scenario_pb2.ServingScenario:
         """Model, workload and all that does not vary. Not set: an error."""
@@ -495,19 +498,24 @@ class ServingSearchRequest(_message.Message):
         finalist_count: _builtins.int | None = ...,
         sensitivity: _builtins.bool = ...,
         counted_gpus: _builtins.str | None = ...,
+        curve_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_counted_gpus", b"_counted_gpus", "_finalist_count", b"_finalist_count", "_objective", b"_objective", "counted_gpus", b"counted_gpus", "finalist_count", b"finalist_count", "objective", b"objective", "scenario", b"scenario", "space", b"space", "targets", b"targets"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_counted_gpus", b"_counted_gpus", "_curve_count", b"_curve_count", "_finalist_count", b"_finalist_count", "_objective", b"_objective", "counted_gpus", b"counted_gpus", "curve_count", b"curve_count", "finalist_count", b"finalist_count", "objective", b"objective", "scenario", b"scenario", "space", b"space", "targets", b"targets"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_counted_gpus", b"_counted_gpus", "_finalist_count", b"_finalist_count", "_objective", b"_objective", "counted_gpus", b"counted_gpus", "finalist_count", b"finalist_count", "objective", b"objective", "scenario", b"scenario", "sensitivity", b"sensitivity", "space", b"space", "target_rps", b"target_rps", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_counted_gpus", b"_counted_gpus", "_curve_count", b"_curve_count", "_finalist_count", b"_finalist_count", "_objective", b"_objective", "counted_gpus", b"counted_gpus", "curve_count", b"curve_count", "finalist_count", b"finalist_count", "objective", b"objective", "scenario", b"scenario", "sensitivity", b"sensitivity", "space", b"space", "target_rps", b"target_rps", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__counted_gpus: _TypeAlias = _typing.Literal["counted_gpus"]  # noqa: Y015
     _WhichOneofArgType__counted_gpus: _TypeAlias = _typing.Literal["_counted_gpus", b"_counted_gpus"]  # noqa: Y015
+    _WhichOneofReturnType__curve_count: _TypeAlias = _typing.Literal["curve_count"]  # noqa: Y015
+    _WhichOneofArgType__curve_count: _TypeAlias = _typing.Literal["_curve_count", b"_curve_count"]  # noqa: Y015
     _WhichOneofReturnType__finalist_count: _TypeAlias = _typing.Literal["finalist_count"]  # noqa: Y015
     _WhichOneofArgType__finalist_count: _TypeAlias = _typing.Literal["_finalist_count", b"_finalist_count"]  # noqa: Y015
     _WhichOneofReturnType__objective: _TypeAlias = _typing.Literal["objective"]  # noqa: Y015
     _WhichOneofArgType__objective: _TypeAlias = _typing.Literal["_objective", b"_objective"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__counted_gpus) -> _WhichOneofReturnType__counted_gpus | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__curve_count) -> _WhichOneofReturnType__curve_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__finalist_count) -> _WhichOneofReturnType__finalist_count | None: ...
     @_typing.overload

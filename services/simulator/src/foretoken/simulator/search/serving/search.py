@@ -4,6 +4,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import fields, replace
+from itertools import chain
 
 import numpy as np
 
@@ -115,15 +116,18 @@ class ServingSearch:
                     context.publish(make_finalist(maker, (row, names[row]), 0, [outcome]))
         final = _report(selection.finish())
         rank = np.asarray(final.candidates.rank)
-        met = {
-            row: selection.name(row) for row in sorted(outcomes) if outcomes[row][0].probe.is_met
-        }
+        met = [row for row in outcomes if outcomes[row][0].probe.is_met]
+        met.sort(key=lambda row: (rank[row], row))
         # Curves are to compare several.
-        ratios = OTHER_RATIOS if form.request.num_finalists > 1 else ()
-        curves = self._runs.run(maker, met, ratios, context)
-        for num_done, (row, others) in enumerate(curves, 1):
+        num_curves = form.request.num_curves if form.request.num_finalists > 1 else 0
+        names = {row: selection.name(row) for row in met}
+        without = dict.fromkeys(met[num_curves:], ())
+        curves = self._runs.run(
+            maker, {row: names[row] for row in met[:num_curves]}, OTHER_RATIOS, context
+        )
+        for num_done, (row, others) in enumerate(chain(without.items(), curves), 1):
             outcomes[row] += others
-            name = (row, met[row])
+            name = (row, names[row])
             context.publish(make_finalist(maker, name, int(rank[row]), outcomes[row]))
             context.update(0.6 + 0.35 * num_done / len(met), f"{num_done} of {len(met)} finalists")
         return replace(
@@ -131,7 +135,7 @@ class ServingSearch:
             sensitivities=report.sensitivities,
             finalists=tuple(
                 make_finalist(maker, (row, selection.name(row)), int(rank[row]), outcomes[row])
-                for row in sorted(outcomes, key=lambda row: (row not in met, rank[row], row))
+                for row in sorted(outcomes, key=lambda row: (row not in names, rank[row], row))
             ),
             num_simulated=len(outcomes),
             num_near=selection.late.num_near,
