@@ -235,8 +235,8 @@ class ServingSpace:
     )
     profiles: tuple[str, ...] = option(
         (),
-        "Engines, several with commas: `vllm-0.18`; see `foretoken list engines`.",
-        names=("--profile",),
+        "Engines, several with commas: `vllm-0.28`; see `foretoken list engines`.",
+        names=("--engine", "--profile"),
     )
     quantizations: tuple[str, ...] = option(
         (),
