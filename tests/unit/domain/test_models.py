@@ -37,6 +37,9 @@ _PUBLISHED = {
     "llama-3.2-3b": 3_212_749_824,
     "llama-3.3-70b": 70_553_706_496,
     "llemma-7b": 6_738_546_688,
+    "mistral-7b": 7_248_023_552,
+    "mistral-large-2-123b": 122_610_069_504,
+    "mistral-nemo-12b": 12_247_782_400,
     "mixtral-8x22b": 140_620_634_112,
     "mixtral-8x7b": 46_702_792_704,
     "phi-2": 2_779_683_840,
@@ -85,7 +88,7 @@ _PUBLISHED_ACTIVE = {
 _TODAY = {
     *(name for name, model in all_models().items() if model.layers or model.extras),
     *("kimi-k2", "qwen3-coder-480b-a35b", "qwen3-30b-a3b-fp8", "qwen3-32b-fp8"),
-    *("qwen3-235b-a22b-fp8", "qwen3-235b-a22b-nvfp4"),
+    *("qwen3-235b-a22b-fp8", "qwen3-235b-a22b-nvfp4", "qwen3-coder-480b-a35b-fp8"),
 } - {"deepseek-v3"}
 _PRESETS = sorted(set(all_models()) - _TODAY)
 _MOE = sorted(name for name in _PRESETS if find_model(name).moe)

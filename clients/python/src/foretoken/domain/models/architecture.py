@@ -173,6 +173,16 @@ class ModelArchitecture:
                 self.num_layers in (0, len(names)),
                 f"{self.num_layers} are not the {len(names)} of the pattern",
             ),
+            "has_parallel_residual": (
+                not self.has_parallel_residual
+                or all(
+                    layer.mixer is not None
+                    and layer.feed_forward is not None
+                    and layer.feed_forward.kind == "mlp"
+                    for layer in self.layers
+                ),
+                "is of layers that have a mixer and a dense half",
+            ),
             **{
                 field: (not getattr(self, field), "is for the layers to say")
                 for field in _OF_LAYERS
@@ -231,7 +241,7 @@ _COUNTED_OF_LAYERS = ("num_heads", "num_kv_heads", "head_dim")
 # What a pattern's layers say of themselves.
 _OF_LAYERS = (
     *(*_COUNTED_OF_LAYERS, "intermediate", "has_qkv_bias", "has_bias", "has_qk_norm"),
-    *("has_parallel_residual", "sliding_window", "full_attention_period", "moe", "mla"),
+    *("sliding_window", "full_attention_period", "moe", "mla"),
 )
 _ALLOWED = {
     "activation": ("silu", "gelu", "relu2"),

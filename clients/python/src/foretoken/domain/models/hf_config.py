@@ -15,6 +15,7 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.checkpoint_format import read_checkpoint_format
 from foretoken.domain.models.hf_decoders import DECODERS
+from foretoken.domain.models.hf_grouped import GROUPED
 from foretoken.domain.models.hf_layers import LAYERED
 from foretoken.domain.models.hf_multimodal import MULTIMODAL
 from foretoken.domain.models.hf_reader import ConfigReader
@@ -29,7 +30,7 @@ _MODULES = {"gemma4": (".mlp.experts.", ".experts.")}
 # layout of 16 bits. Source: vLLM, pull request 55134 (`auto` is `fp8_ds_mla`).
 _CACHED_IN = {"deepseek_ref": DType.FP8, "deepseek_v4": DType.FP8}
 # Every model type that is read.
-_READERS = {**DECODERS, **LAYERED, **RECURRENT, **MULTIMODAL}
+_READERS = {**DECODERS, **GROUPED, **LAYERED, **RECURRENT, **MULTIMODAL}
 
 
 def architecture_of_hf_config(

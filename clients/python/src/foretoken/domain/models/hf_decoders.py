@@ -102,7 +102,8 @@ def _qwen2_moe(reader: ConfigReader) -> Fields:
             "shared_expert_intermediate_size", "must be a multiple of moe_intermediate_size"
         )
     moe = _qwen_experts(reader, num_shared_experts=shared_width // expert_width)
-    return {**_qwen2(reader), "moe": moe}
+    has_bias = reader.flag("qkv_bias", default=True)
+    return {**_qwen2(reader), "has_qkv_bias": has_bias, "moe": moe}
 
 
 def read_qwen3(reader: ConfigReader) -> Fields:

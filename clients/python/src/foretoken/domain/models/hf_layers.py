@@ -4,7 +4,7 @@ Each model type is one function of `LAYERED` that says which keys it has and wha
 Source: the configuration and modelling files of these models in transformers 5.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from foretoken.domain.models.hf_decoders import Fields, prediction_heads
 from foretoken.domain.models.hf_parts import (
@@ -30,7 +30,8 @@ def _sparse_latent(reader: ConfigReader) -> Fields:
     # What `indexer_types` spells out; layers of a type of their own there are none.
     reader.ignore("index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration")
     reader.require("mlp_bias", default=False, allowed=False)
-    reader.names("layer_types", num_layers, ("full_attention", "deepseek_sparse_attention"))
+    kinds = ("full_attention", "deepseek_sparse_attention", "indexed_attention")
+    reader.names("layer_types", num_layers, kinds)
     dense = mlp_of(reader.integer("intermediate_size"))
     experts = read_experts(reader, shared_intermediate=shared_width(reader))
     mixers = [part if kind == "full" else part.changed(has_indexer=0) for kind in types]
@@ -42,12 +43,25 @@ def _sparse_latent(reader: ConfigReader) -> Fields:
     }
 
 
+def _latent(reader: ConfigReader) -> Fields:
+    """Read what has latent attention as DeepSeek V3, and dense layers in places of their own."""
+    part = LayerPart(kind="latent", dims=latent_dims(reader))
+    experts = read_experts(reader, shared_intermediate=shared_width(reader))
+    halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
+    return {
+        **read_trunk(reader),
+        **compose([(part, half) for half in halves]),
+        "extras": prediction_heads(reader, "num_nextn_predict_layers"),
+    }
+
+
 def _deepseek_v4(reader: ConfigReader) -> Fields:
     num_layers = reader.integer("num_hidden_layers")
     reader.require("num_key_value_heads", default=1, allowed=1)
     reader.require("attention_bias", default=False, allowed=False)
     # The first layers pick experts by the token alone: the same work without a router's sort.
     reader.ignore("num_hash_layers")
+    reader.names("mlp_layer_types", num_layers, ("hash_moe", "moe"))
     dims = {
         "num_heads": reader.integer("num_attention_heads"),
         "head_dim": reader.integer("head_dim"),
@@ -59,7 +73,7 @@ def _deepseek_v4(reader: ConfigReader) -> Fields:
         **index_dims(reader),
     }
     # The list has an entry for each prediction head as well.
-    ratios = reader.numbers("compress_ratios", num_layers) or [0] * num_layers
+    ratios = reader.numbers("compress_ratios", num_layers) or _ratios_by_type(reader, num_layers)
     mixer = LayerPart(kind="compressed", dims=dims)
     experts = read_experts(reader, shared_intermediate=shared_width(reader))
     streams = LayerPart(
@@ -74,6 +88,17 @@ def _deepseek_v4(reader: ConfigReader) -> Fields:
         **compose([(mixer.changed(compress_ratio=max(ratio, 0)), experts) for ratio in ratios]),
         "extras": (streams, *prediction_heads(reader, "num_nextn_predict_layers")),
     }
+
+
+def _ratios_by_type(reader: ConfigReader, num_layers: int) -> list[int]:
+    """Return how many tokens each layer makes one of (0: none), as files of transformers 5 say."""
+    rates = reader.section("compress_rates")
+    by_type = {
+        kind: rates.optional(kind, 0)
+        for kind in ("compressed_sparse_attention", "heavily_compressed_attention")
+    }
+    types = reader.names("layer_types", num_layers, (*by_type, "sliding_attention"))
+    return [by_type.get(kind, 0) for kind in types or [""] * num_layers]
 
 
 def _minimax_m2(reader: ConfigReader) -> Fields:
@@ -137,8 +162,11 @@ def _gemma4(reader: ConfigReader) -> Fields:
     num_layers = reader.integer("num_hidden_layers")
     types = reader.names("layer_types", num_layers, ("sliding_attention", "full_attention"))
     windowed = read_attention(reader, qk_norm=1, window=reader.integer("sliding_window"))
-    head_dim = reader.optional("global_head_dim", windowed["head_dim"])
-    num_kv_heads = reader.optional("num_global_key_value_heads", windowed["num_kv_heads"])
+    own = _own_dims(reader, [place for place, kind in enumerate(types or []) if kind[0] == "f"])
+    head_dim = reader.optional("global_head_dim", own.optional("head_dim", windowed["head_dim"]))
+    num_kv_heads = reader.optional(
+        "num_global_key_value_heads", own.optional("num_key_value_heads", windowed["num_kv_heads"])
+    )
     is_key = int(reader.flag("attention_k_eq_v", default=False))
     full = windowed.changed(
         window=0, head_dim=head_dim, num_kv_heads=num_kv_heads, has_value_of_key=is_key
@@ -164,8 +192,20 @@ def _gemma4(reader: ConfigReader) -> Fields:
     }
 
 
+def _own_dims(reader: ConfigReader, places: Sequence[int]) -> ConfigReader:
+    """Return what `per_layer_config` says of layers, which have to be alike; nothing without it."""
+    layers = reader.section("per_layer_config")
+    named = {int(key): key for key in layers.keys if key.isdecimal()}
+    found = [layers.get(key) for key in named.values()]
+    if named and (sorted(named) != list(places) or any(one != found[0] for one in found)):
+        reader.refuse("per_layer_config", "must name the layers of full attention, all alike")
+    return layers.section(next(iter(named.values()), "0"))
+
+
 def _llama4(reader: ConfigReader) -> Fields:
     num_layers = reader.integer("num_hidden_layers")
+    # The layers that turn by position see their own chunk, which is said again here.
+    reader.names("layer_types", num_layers, ("chunked_attention", "full_attention"))
     interval = reader.optional("no_rope_layer_interval", 4)
     has_rope = (
         reader.numbers("no_rope_layers", num_layers) if reader.get("no_rope_layers") else None
@@ -242,10 +282,12 @@ LAYERED: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "deepseek_v32": _sparse_latent,
     "deepseek_v4": _deepseek_v4,
     "gemma4_text": _gemma4,
+    "glm4_moe_lite": _latent,
     "glm_moe_dsa": _sparse_latent,
     "llama4_text": _llama4,
     "mimo_v2_flash": _mimo_v2,
     "minimax_m2": _minimax_m2,
     "minimax_m3": _minimax_m3,
+    "mistral4": _latent,
     "step3p7": _step3p7,
 }

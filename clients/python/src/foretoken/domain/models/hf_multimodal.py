@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from foretoken.domain.models.hf_decoders import DECODERS, Fields, read_qwen3, read_qwen3_moe
+from foretoken.domain.models.hf_grouped import GROUPED
 from foretoken.domain.models.hf_layers import LAYERED
 from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.hf_recurrent import RECURRENT
@@ -15,18 +16,27 @@ from foretoken.domain.models.layer import LayerPart
 # What these files call a text model that others have too.
 _TEXT = {
     **DECODERS,
+    **GROUPED,
     **LAYERED,
     **RECURRENT,
+    "qwen2_5_vl_text": DECODERS["qwen2"],
+    "qwen2_vl_text": DECODERS["qwen2"],
     "qwen3_vl_text": read_qwen3,
     "qwen3_vl_moe_text": read_qwen3_moe,
 }
 # The text model of a file by its type, where `text_config` does not say it.
 _TYPES = {
+    "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
     "kimi_k25": "deepseek_v3",
     "kimi_k3": "kimi_linear",
     "llama4": "llama4_text",
     "minimax_m3_vl": "minimax_m3",
+    "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
@@ -35,8 +45,10 @@ _TYPES = {
 
 
 def _read(model_type: str, reader: ConfigReader) -> Fields:
-    text = reader.section("text_config")
-    text_type = text.get("model_type") or _TYPES[model_type]
+    # Older files have the text model's keys among their own.
+    text = reader.section("text_config") if reader.has("text_config") else reader
+    text_type = _TYPES[model_type] if text is reader else text.get("model_type")
+    text_type = text_type or _TYPES[model_type]
     if text_type not in _TEXT:
         text.refuse("model_type", f"{text_type!r} is none of {', '.join(sorted(_TEXT))}")
         text_type = _TYPES[model_type]
@@ -49,6 +61,21 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
     return {**fields, "has_tied_embedding": is_tied, "extras": extras}
 
 
+# Encoders by the model type of `vision_config`: of gated halves, without biases, and with one
+# product to the model's width.
+_GATED = ("gemma4_vision", "glm4v", "pixtral", "qwen2_5_vl")
+_WITHOUT_BIAS = ("pixtral",)
+_SINGLE_PROJECTOR = ("gemma4_vision", "siglip_vision_model")
+
+
+def _mlp_width(vision: ConfigReader, hidden: int, family: str) -> int:
+    if family.startswith("glm4v"):  # the other key is of its projector
+        return vision.integer("out_hidden_size")
+    if vision.has("mlp_ratio"):
+        return hidden * vision.integer("mlp_ratio")
+    return vision.integer("vt_intermediate_size", "intermediate_size")
+
+
 def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     """Return the encoder of images; its keys go by the names of many families."""
     if not isinstance(config, Mapping):
@@ -56,11 +83,12 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
         config = {}
     # What it computes is in these keys; further ones, such as norms' epsilons, change no operator.
     vision = ConfigReader(config)
-    hidden = vision.integer("vt_hidden_size", "hidden_size")
+    hidden = vision.integer("vt_hidden_size", "embed_dim", "hidden_size")
     patch, merge = vision.integer("patch_size"), vision.get("merge_kernel_size")
     compression = vision.get("img_token_compression_config")
     inner = ConfigReader(compression if isinstance(compression, Mapping) else config)
-    merged = inner.optional("spatial_merge_size", 1) ** 2
+    side = outer.optional("spatial_merge_size", 1)
+    merged = inner.optional("spatial_merge_size", side) ** 2
     if isinstance(merge, list) and all(isinstance(side, int) for side in merge):
         merged = merge[0] * merge[-1]
     depth = inner.optional("temporal_patch_size", 1)
@@ -68,22 +96,27 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     height, width = (vision.optional(f"init_pos_emb_{side}", 0) for side in ("height", "width"))
     positions = vision.optional("num_position_embeddings", height * width)
     inner_layers = vision.get("deepstack_visual_indexes")
+    family = str(vision.get("model_type"))
     has_no_bias = vision.get("attn_bias") is False or vision.get("attention_bias") is False
-    is_gemma = vision.get("model_type") == "gemma4_vision"
     pooled = vision.optional("pooling_kernel_size", 1) ** 2
+    # Images of one size, whose features are pooled to so many.
+    tokens = outer.optional("mm_tokens_per_image", 0)
+    if tokens > 0:
+        positions = (vision.integer("image_size") // patch) ** 2
+        pooled = max(positions // tokens, 1)
     dims = {
         "num_layers": vision.integer("vt_num_hidden_layers", "depth", "num_hidden_layers"),
         "hidden": hidden,
         "num_heads": vision.integer("vt_num_attention_heads", "num_heads", "num_attention_heads"),
-        "intermediate": vision.integer("vt_intermediate_size", "intermediate_size"),
+        "intermediate": _mlp_width(vision, hidden, family),
         "attention_width": vision.optional("qkv_hidden_size", 0),
-        "is_gated": int(is_gemma),
-        "has_bias": int(not has_no_bias),
+        "is_gated": int(family.startswith(_GATED)),
+        "has_bias": int(not has_no_bias and family not in _WITHOUT_BIAS),
         "patch_features": channels * patch**2 * depth,
         # Gemma's are a table for each of both directions.
         "num_positions": 2 * vision.optional("position_embedding_size", 0) or positions,
         "projector_in": hidden * merged,
-        "projector_intermediate": 0 if is_gemma else hidden * merged,
+        "projector_intermediate": 0 if family in _SINGLE_PROJECTOR else hidden * merged,
         "num_projectors": 1 + len(inner_layers if isinstance(inner_layers, list) else ()),
         "patch_side": patch,
         "merged_patches": merged * pooled,

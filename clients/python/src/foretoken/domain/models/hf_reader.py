@@ -25,6 +25,8 @@ _ACTIVATIONS = {
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "relu2": "relu2",
+    # As many products an element as the square has.
+    "xielu": "relu2",
 }
 # Keys that run no operator, whatever their value is.
 # Source: transformers 5, configuration_utils.py (those that every file may have).
@@ -69,6 +71,7 @@ _INERT = frozenset(
         *(
             "use_dynamic_ntk",
             "use_logn_attn",
+            "attn_temperature_tuning",
             "attn_scale",
             "floor_scale",
             "original_max_position_embeddings",
@@ -110,6 +113,9 @@ _INERT = frozenset(
             "reorder_and_upcast_attn",
             "scale_attn_by_inverse_layer_idx",
         ),
+        *("logit_scale", "logits_scaling", "embedding_multiplier", "residual_multiplier"),
+        *("attention_multiplier", "norm_epsilon", "moe_norm_min", "input_jitter_noise"),
+        *("cache_implementation", "rope_local_base_freq", "scale_attention_softmax_in_fp32"),
         *("embd_pdrop", "resid_pdrop", "attn_pdrop", "classifier_dropout", "hidden_dropout"),
         # images and sound in addition to their encoders
         *(
@@ -155,6 +161,11 @@ class ConfigReader:
         """What is wrong, in sections too."""
         return self._own + [found for section in self._sections for found in section.violations]
 
+    @property
+    def keys(self) -> Sequence[str]:
+        """The keys there are."""
+        return tuple(map(str, self._config))
+
     def section(self, key: str) -> "ConfigReader":
         """Return the reader of a nested object; of an empty one where there is none."""
         value = self.get(key)
@@ -163,6 +174,10 @@ class ConfigReader:
         content = value if isinstance(value, Mapping) else {}
         self._sections.append(ConfigReader(content, f"{self._path}{key}."))
         return self._sections[-1]
+
+    def assume(self, defaults: Mapping[str, Any]) -> None:
+        """Take these values for keys that are missing, as the model's configuration class does."""
+        self._config = {**defaults, **self._config}
 
     def has(self, key: str) -> bool:
         """Return whether a key says something."""

@@ -153,6 +153,43 @@ def _nemotron_attention(reader: ConfigReader) -> LayerPart:
     return read_attention(reader, head_dim=head_dim, has_rope=0)
 
 
+def _granite_hybrid(reader: ConfigReader) -> Fields:
+    """Read Granite 4: Mamba2 in most layers, attention in the others, experts or not."""
+    num_layers, heads = reader.integer("num_hidden_layers"), reader.integer("mamba_n_heads")
+    kinds = ("mamba", "attention", "linear_attention", "full_attention")
+    types = reader.names("layer_types", num_layers, kinds) or ["mamba"] * num_layers
+    turns = reader.get("position_embedding_type") == "rope"
+    attention = read_attention(reader, has_rope=int(turns))
+    inner = reader.integer("hidden_size") * reader.optional("mamba_expand", 2)
+    own = reader.get("mamba_d_head")
+    mamba = LayerPart(
+        kind="mamba2",
+        dims={
+            "num_heads": heads,
+            "head_dim": own if isinstance(own, int) else inner // heads,
+            "state_dim": reader.integer("mamba_d_state"),
+            "num_groups": reader.optional("mamba_n_groups", 1),
+            "conv_kernel": reader.integer("mamba_d_conv"),
+            "has_bias": int(reader.flag("mamba_proj_bias", default=False)),
+        },
+    )
+    reader.require("mamba_conv_bias", default=True, allowed=True)
+    reader.ignore("mamba_chunk_size", "layers_block_type", "num_experts_per_tok")
+    reader.ignore("normalization_function", "init_method")
+    width, shared = (
+        reader.integer("intermediate_size"),
+        reader.optional("shared_intermediate_size", 0),
+    )
+    half = mlp_of(shared or width)
+    if reader.has("num_local_experts"):
+        half = read_experts(reader, intermediate=width, shared_intermediate=shared)
+    mixers = [
+        attention if kind.endswith("attention") and "linear" not in kind else mamba
+        for kind in types
+    ]
+    return {**read_trunk(reader), **compose([(mixer, half) for mixer in mixers])}
+
+
 def _mamba2(reader: ConfigReader) -> LayerPart:
     is_wide = reader.get("mamba_ssm_cache_dtype") in (None, "float32")
     return LayerPart(
@@ -226,9 +263,11 @@ def _ffn_width(multiple: object, hidden: int) -> int:
 
 
 RECURRENT: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    "granitemoehybrid": _granite_hybrid,
     "kimi_linear": _kimi_linear,
     "nemotron-nas": _nemotron_nas,
     "nemotron_h": _nemotron_h,
     "qwen3_5_moe_text": _qwen3_5,
     "qwen3_5_text": _qwen3_5,
+    "qwen3_next": _qwen3_5,
 }

@@ -1,0 +1,231 @@
+"""Hugging Face files of models of grouped attention that differ from Llama in a few ways.
+
+Each model type is one row of `GROUPED`. Norms after a half of a layer, which some of them have in
+addition, are not counted. Source: the configuration and modelling files of these models in
+transformers 5.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from foretoken.domain.models.hf_decoders import Fields, prediction_heads
+from foretoken.domain.models.hf_parts import (
+    compose,
+    dense_first,
+    mlp_of,
+    read_attention,
+    read_experts,
+    read_trunk,
+    shared_width,
+)
+from foretoken.domain.models.hf_reader import ConfigReader
+from foretoken.domain.models.layer import LayerPart
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grouped:
+    """How the files of a family differ from Llama's.
+
+    `period` counts the layers to one that sees all tokens where the file lists none (0: all do);
+    with `turns_in_windows` the others turn by position only. `qk_norm` is of attention (see its
+    kind), for files that do not say `use_qk_norm` where `is_normed`. `biases` are the keys of the
+    biases of queries, keys and values, of attention's output and of dense halves; empty: none.
+    `halves` returns the feed-forward half of every layer; without it they are dense. `defaults` are
+    those of the family's configuration class for keys that its files leave out; `ignored` keys say
+    what holds for all of the family, or run no operator.
+    """
+
+    period: int = 0
+    turns_in_windows: bool = False
+    qk_norm: int = 0
+    is_normed: bool = True
+    is_gated: bool = True
+    biases: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias")
+    norm: str = "rms_norm"
+    is_parallel: bool = False
+    halves: Callable[[ConfigReader], Sequence[LayerPart]] | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+
+
+def _read(family: Grouped, reader: ConfigReader) -> Fields:
+    reader.assume(family.defaults)
+    reader.ignore(*family.ignored)
+    mixers = _mixers(family, reader)
+    of_mlp = _flag(reader, family.biases[2])
+    if family.halves is None:
+        width = reader.integer("intermediate_size")
+        dense = mlp_of(width, family.is_gated).changed(has_bias=of_mlp)
+        halves: Sequence[LayerPart] = [dense] * len(mixers)
+    else:
+        halves = family.halves(reader)
+    return {
+        **read_trunk(reader),
+        **compose(list(zip(mixers, halves, strict=True))),
+        "norm": family.norm,
+        "has_parallel_residual": reader.flag("use_parallel_residual", default=family.is_parallel),
+        "extras": prediction_heads(reader, "num_nextn_predict_layers"),
+    }
+
+
+def _flag(reader: ConfigReader, key: str) -> int:
+    return int(bool(key) and reader.flag(key, default=False))
+
+
+def _mixers(family: Grouped, reader: ConfigReader) -> list[LayerPart]:
+    """Return the attention of every layer."""
+    of_qkv, of_output, _ = (_flag(reader, key) for key in family.biases)
+    is_normed = reader.flag("use_qk_norm", default=family.is_normed)
+    full = read_attention(
+        reader,
+        qk_norm=family.qk_norm * is_normed,
+        has_qkv_bias=of_qkv,
+        has_out_bias=of_output,
+    )
+    sees_all = _sees_all(reader, family.period)
+    if not all(sees_all):
+        windowed = full.changed(window=reader.integer("sliding_window"))
+        full = full.changed(has_rope=int(not family.turns_in_windows))
+        return [full if is_full else windowed for is_full in sees_all]
+    reader.ignore("sliding_window")
+    turns = reader.numbers("no_rope_layers", len(sees_all)) or [1] * len(sees_all)
+    reader.ignore("no_rope_layer_interval")
+    return [full.changed(has_rope=int(bool(flag))) for flag in turns]
+
+
+def _sees_all(reader: ConfigReader, period: int) -> list[bool]:
+    """Return of every layer whether it sees all tokens: as listed, by a text, or by a period."""
+    num_layers = reader.integer("num_hidden_layers")
+    types = reader.names("layer_types", num_layers, ("full_attention", "sliding_attention"))
+    # Of files that have it nothing but these layers says where windows are.
+    reader.ignore("max_window_layers")
+    pattern, is_off = reader.get("sliding_window_pattern"), not reader.has("sliding_window")
+    if types:
+        return [kind == "full_attention" for kind in types]
+    if is_off or reader.get("use_sliding_window") is False:
+        return [True] * num_layers
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        letters = (pattern * num_layers)[: num_layers - 1] + "G"
+        return [letter == "G" for letter in letters]
+    period = reader.optional("sliding_window_pattern", period)
+    return [period > 0 and (layer + 1) % period == 0 for layer in range(num_layers)]
+
+
+def _first_dense(reader: ConfigReader) -> Sequence[LayerPart]:
+    """Return dense halves, then experts of a width of their own."""
+    experts = read_experts(reader, shared_intermediate=shared_width(reader))
+    return dense_first(reader, mlp_of(reader.optional("intermediate_size", 1)), experts)
+
+
+def _all_experts(reader: ConfigReader) -> Sequence[LayerPart]:
+    """Return experts of the width that dense halves have elsewhere."""
+    experts = read_experts(
+        reader,
+        intermediate=reader.integer("intermediate_size"),
+        shared_intermediate=reader.optional("shared_intermediate_size", 0),
+    )
+    return [experts] * reader.integer("num_hidden_layers")
+
+
+def _ernie(reader: ConfigReader) -> Sequence[LayerPart]:
+    """Return dense halves, with experts in every n-th layer from one to another."""
+    num_layers = reader.integer("num_hidden_layers")
+    width = reader.integer("moe_intermediate_size")
+    dims = {
+        "num_experts": reader.integer("moe_num_experts"),
+        "top_k": reader.integer("moe_k"),
+        "intermediate": width,
+        "shared_intermediate": width * reader.optional("moe_num_shared_experts", 0),
+    }
+    experts, dense = (
+        LayerPart(kind="experts", dims=dims),
+        mlp_of(reader.integer("intermediate_size")),
+    )
+    first, step = (
+        reader.optional("moe_layer_start_index", 1),
+        reader.optional("moe_layer_interval", 1),
+    )
+    last = reader.optional("moe_layer_end_index", num_layers - 1)
+    routed = range(first, (last if last >= 0 else num_layers - 1) + 1, max(step, 1))
+    return [experts if layer in routed else dense for layer in range(num_layers)]
+
+
+# Rotary features and limits of scores aside, what Gemma3TextConfig takes.
+_GEMMA_3 = {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+_GEMMA_2 = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+_OF_QKV = ("attention_bias", "", "mlp_bias")
+_TIED = {"tie_word_embeddings": True}
+_BIASED = ("use_bias", "use_bias", "use_bias")
+
+_FAMILIES: Mapping[str, Grouped] = {
+    "apertus": Grouped(qk_norm=1, is_gated=False, ignored=("qk_norm", "post_norm")),
+    "arcee": Grouped(is_gated=False),
+    "cohere": Grouped(
+        qk_norm=1, is_normed=False, norm="layer_norm", is_parallel=True, defaults=_TIED
+    ),
+    "cohere2": Grouped(
+        period=4,
+        turns_in_windows=True,
+        norm="layer_norm",
+        is_parallel=True,
+        defaults=_TIED,
+        ignored=(
+            *("layer_switch", "order_of_interleaved_layers", "position_embedding_type"),
+            *("rotary_pct", "use_embedding_sharing", "use_gated_activation"),
+            *("use_parallel_block", "use_parallel_embedding"),
+        ),
+    ),
+    "dots1": Grouped(qk_norm=1, halves=_first_dense),
+    "ernie4_5": Grouped(biases=_BIASED, defaults=_TIED),
+    "ernie4_5_moe": Grouped(
+        biases=_BIASED,
+        halves=_ernie,
+        defaults=_TIED,
+        ignored=("compression_ratio", "moe_capacity", "moe_gate", "moe_use_aux_free"),
+    ),
+    "exaone4": Grouped(period=4, turns_in_windows=True, qk_norm=1),
+    "exaone_moe": Grouped(period=4, turns_in_windows=True, qk_norm=1, halves=_first_dense),
+    "gemma2": Grouped(period=2, defaults=_GEMMA_2),
+    "gemma3_text": Grouped(period=6, qk_norm=1, defaults=_GEMMA_3),
+    "glm": Grouped(biases=_OF_QKV),
+    "glm4": Grouped(biases=_OF_QKV),
+    "glm4_moe": Grouped(biases=_OF_QKV, qk_norm=1, is_normed=False, halves=_first_dense),
+    "glm4v_moe_text": Grouped(biases=_OF_QKV, halves=_first_dense),
+    "glm4v_text": Grouped(biases=_OF_QKV, defaults={"attention_bias": True}),
+    "granite": Grouped(),
+    "granitemoe": Grouped(halves=_all_experts),
+    "granitemoeshared": Grouped(halves=_all_experts),
+    "internlm3": Grouped(biases=("qkv_bias", "bias", "bias")),
+    "ministral": Grouped(),
+    "ministral3": Grouped(),
+    "nemotron": Grouped(is_gated=False, norm="layer_norm"),
+    "olmo2": Grouped(qk_norm=2),
+    "olmo3": Grouped(period=4, qk_norm=2),
+    "olmoe": Grouped(qk_norm=2, halves=_all_experts),
+    "phi3": Grouped(ignored=("full_attn_mod", "interpolate_factor", "lm_head_bias")),
+    "phimoe": Grouped(norm="layer_norm", halves=_all_experts, ignored=("lm_head_bias",)),
+    "seed_oss": Grouped(biases=("attention_bias", "attention_out_bias", "mlp_bias")),
+    "smollm3": Grouped(defaults=_TIED),
+    "solar_open": Grouped(halves=_first_dense),
+    "stablelm": Grouped(biases=("use_qkv_bias", "", ""), norm="layer_norm"),
+    "starcoder2": Grouped(
+        is_gated=False,
+        biases=_BIASED,
+        norm="layer_norm",
+        ignored=("attention_softmax_in_fp32", "mlp_type", "norm_type"),
+    ),
+}
+
+GROUPED: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    model_type: partial(_read, family) for model_type, family in _FAMILIES.items()
+}

@@ -1,0 +1,204 @@
+"""Reading models of grouped attention that differ from Llama, as their files say it."""
+
+from typing import Any
+
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
+from foretoken.domain.models.hf_config import architecture_of_hf_config
+from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.parameters import count_parameters
+
+_SMALL = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 8,
+    "vocab_size": 1000,
+    "max_position_embeddings": 8192,
+}
+_WITHOUT = {"sliding_window": None}
+_EXPERTS = {"moe_intermediate_size": 64, "n_routed_experts": 16, "num_experts_per_tok": 4}
+
+# As Hugging Face counts the tensors of their files.
+_LANGUAGE_MODELS = {
+    "gemma-3-1b": 999_885_952,
+    "gemma-3-4b": 3_880_099_328,
+    "gemma-3-12b": 11_765_788_416,
+    "gemma-3-27b": 27_009_002_240,
+    "mistral-small-3.2-24b": 23_572_403_200,
+    "phi-4": 14_659_507_200,
+    "qwen2.5-vl-7b": 7_615_616_512,
+    "qwen2.5-vl-72b": 72_706_203_648,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+}
+
+
+def _read(model_type: str, **keys: Any) -> ModelArchitecture:
+    return architecture_of_hf_config({"model_type": model_type, **_SMALL, **keys}, model_type)
+
+
+def _mixers(model: ModelArchitecture) -> list[LayerPart | None]:
+    return [layer.mixer for layer in model.layers]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "pattern"),
+    [
+        ("gemma2", {}, "4*(window-mlp full-mlp)"),
+        ("gemma3_text", {}, "5*window-mlp full-mlp 2*window-mlp"),
+        ("gemma3_text", {"sliding_window_pattern": 4}, "2*(3*window-mlp full-mlp)"),
+        (
+            "exaone4",
+            {"sliding_window_pattern": "LLG"},
+            "2*(2*window-mlp full-mlp) window-mlp full-mlp",
+        ),
+        ("exaone4", {"sliding_window": None}, "8*full-mlp"),
+        (
+            "olmo3",
+            {"layer_types": ["full_attention", "sliding_attention"] * 4},
+            "4*(full-mlp window-mlp)",
+        ),
+        ("phi3", {}, "8*window-mlp"),
+        ("dots1", {**_EXPERTS, "first_k_dense_replace": 1, **_WITHOUT}, "full-mlp 7*full-experts"),
+    ],
+)
+def test_layers_are_where_the_file_or_its_family_has_them(
+    model_type: str, keys: dict[str, Any], pattern: str
+) -> None:
+    assert pattern == _read(model_type, **{"sliding_window": 1024, **keys}).pattern
+
+
+def test_gemma_3_takes_what_its_files_leave_out_from_its_configuration_class() -> None:
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    config = {"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}}
+    model = architecture_of_hf_config(config, "gemma-3-4b")
+    window = model.layers[0].mixer
+    assert window is not None
+    assert (262208, 131072, True, "gelu") == (
+        model.vocab,
+        model.max_position,
+        model.has_tied_embedding,
+        model.activation,
+    )
+    assert (8, 4, 256, 1) == tuple(
+        window[name] for name in ("num_heads", "num_kv_heads", "head_dim", "qk_norm")
+    )
+
+
+def test_command_r_turns_by_position_in_windows_alone() -> None:
+    model = _read("cohere2", sliding_window=4096, layer_switch=4)
+    assert model.has_parallel_residual
+    assert "layer_norm" == model.norm
+    window, full = (mixer for mixer in _mixers(model) if mixer is not None)
+    assert ((4096, 1), (0, 0)) == (
+        (window["window"], window["has_rope"]),
+        (full["window"], full["has_rope"]),
+    )
+
+
+def test_queries_are_normed_where_the_file_says_so() -> None:
+    for flag in (False, True):
+        (mixer, *_) = _mixers(_read("glm4_moe", **_EXPERTS, use_qk_norm=flag))
+        assert mixer is not None
+        assert int(flag) == mixer["qk_norm"]
+
+
+def test_qwen_2_5_vl_may_have_its_text_model_among_its_own_keys() -> None:
+    vision = {
+        "model_type": "qwen2_5_vl",
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_heads": 4,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+    }
+    flat = _read("qwen2_5_vl", vision_config=vision)
+    config = {"model_type": "qwen2_5_vl", "text_config": _SMALL, "vision_config": vision}
+    nested = architecture_of_hf_config(config, "qwen2_5_vl")
+    assert nested == flat
+    (encoder,) = flat.extras
+    assert (64, 96, 1, 4) == tuple(
+        encoder[name] for name in ("hidden", "intermediate", "is_gated", "merged_patches")
+    )
+
+
+def test_granite_4_has_state_space_layers_among_attention() -> None:
+    model = _read(
+        "granitemoehybrid",
+        layer_types=["mamba"] * 3 + ["attention"] + ["mamba"] * 4,
+        mamba_n_heads=16,
+        mamba_d_state=128,
+        mamba_d_conv=4,
+        mamba_d_head="auto",
+        shared_intermediate_size=512,
+        num_local_experts=0,
+        position_embedding_type="nope",
+    )
+    assert "3*mamba-mlp full-mlp 4*mamba-mlp" == model.pattern
+    mamba, full = (mixer for mixer in _mixers(model) if mixer is not None)
+    # Twice the model's width over the heads.
+    assert (32, 0) == (mamba["head_dim"], full["has_rope"])
+
+
+@pytest.mark.parametrize(("preset", "published"), sorted(_LANGUAGE_MODELS.items()))
+def test_presets_have_the_published_parameters(preset: str, published: int) -> None:
+    """Without encoders of images; norms behind halves of layers are not counted."""
+    count = count_parameters(find_model(preset))
+    encoders = sum(part.total for part in count.parts if part.part.kind == "encoder")
+    assert pytest.approx(published, rel=1e-4) == count.total - encoders
+
+
+def test_a_parallel_residual_is_of_dense_halves() -> None:
+    with pytest.raises(InvalidRequestError, match="has_parallel_residual"):
+        _read("glm4_moe", **_EXPERTS, use_parallel_residual=True)
+
+
+def test_layers_of_gemma_4_may_have_heads_of_their_own_by_number() -> None:
+    types = ["sliding_attention"] * 3 + ["full_attention"]
+    own = {"3": {"head_dim": 64}, "07": {"head_dim": 64}}
+    model = _read("gemma4_text", sliding_window=512, layer_types=types * 2, per_layer_config=own)
+    assert [32, 64] == [mixer["head_dim"] for mixer in _mixers(model) if mixer is not None]
+    with pytest.raises(InvalidRequestError, match="must name the layers of full attention"):
+        _read("gemma4_text", sliding_window=512, layer_types=types * 2, per_layer_config={"3": {}})
+
+
+@pytest.mark.slow
+def test_totals_are_those_of_the_models_that_transformers_builds() -> None:
+    """Within 0.3 %: norms behind halves of layers, and heads of encoders, are not counted."""
+    pytest.importorskip("transformers")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    wrong = {}
+    for model_type in _BUILT:
+        is_text = model_type not in _SEEING
+        few = {"num_hidden_layers": 8} if is_text else {}
+        config = AutoConfig.for_model(model_type, **few, **_MISSING.get(model_type, {}))
+        auto = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+        with torch.device("meta"):
+            built = sum(each.numel() for each in auto.from_config(config).parameters())
+        content = {**config.to_dict(), "model_type": model_type}
+        total = count_parameters(architecture_of_hf_config(content, model_type)).total
+        if abs(total / built - 1) > 0.003:
+            wrong[model_type] = (total, built)
+    assert {} == wrong
+
+
+_SEEING = ("gemma3", "glm4v_moe", "mistral3", "mistral4", "qwen2_5_vl", "qwen2_vl")
+# The newest layouts of keys of model types that hub files had before, then new model types.
+_BUILT = (
+    *("deepseek_v2", "deepseek_v32", "deepseek_v4", "gemma4_text", "glm_moe_dsa", "llama4_text"),
+    *("qwen2_moe", "apertus", "arcee", "cohere", "cohere2", "dots1", "ernie4_5", "ernie4_5_moe"),
+    *("exaone4", "exaone_moe", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe"),
+    *("glm4_moe_lite", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared"),
+    *("ministral3", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "qwen3_next"),
+    *("seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2"),
+    *_SEEING,
+)
+# What these classes have no default for.
+_ROUTED = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+_MISSING = {"deepseek_v2": {"num_experts_per_tok": 2}, "dots1": _ROUTED}
