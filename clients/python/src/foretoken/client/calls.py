@@ -12,7 +12,7 @@ import pyarrow as pa
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.retries import LossCount, Refusals, WatchState
 from foretoken.domain.call_scope import within_call
-from foretoken.domain.errors import ServerBusyError, ServiceUnavailableError
+from foretoken.domain.errors import CatalogBusyError, ServerBusyError, ServiceUnavailableError
 from foretoken.wire import ipc
 from foretoken.wire.errors import rpc_to_error
 from foretoken.wire.result_file import table_fields, with_tables
@@ -72,8 +72,12 @@ class Transport(Protocol):
         """Return the answer to one request, or to a stream of them."""
 
     @abstractmethod
-    def answers(self, method: Method, request: Any) -> AsyncGenerator[Any]:
+    def answers(
+        self, method: Method, request: Any, timeout_s: float | None = None
+    ) -> AsyncGenerator[Any]:
         """Yield the answers to one request or a stream of them; closing this cancels the call.
+
+        They may take the options' deadline of a stream, unless another is given.
 
         Raises:
             ForetokenError: the service's error, or `ServiceUnavailableError`.
@@ -164,7 +168,9 @@ class Calls:
     async def stream(self, messages: RpcMessages, request: Any) -> AsyncGenerator[Any]:
         """Yield the answers to one request, which is made again where it is refused.
 
-        The call starts with the first answer that is asked for; leaving early cancels it.
+        One that changes nothing is also made again where the service cannot be reached, before
+        there was an answer. The call starts with the first answer that is asked for; leaving early
+        cancels it.
 
         Raises:
             ForetokenError: the service's error, or `ServiceUnavailableError`.
@@ -174,7 +180,7 @@ class Calls:
         has_begun = False
         while True:
             try:
-                async with aclosing(self.watch(messages, request)) as answers:
+                async with aclosing(self.watch(messages, request, refusals.left_s)) as answers:
                     async for answer in answers:
                         has_begun = True
                         yield answer
@@ -182,12 +188,18 @@ class Calls:
                 if has_begun:
                     raise
                 await self.transport.wait(refusals.delay_after(err))
+            except (ServiceUnavailableError, CatalogBusyError) as err:
+                if has_begun or not messages.line.is_idempotent:
+                    raise
+                await self.transport.wait(refusals.delay_after_loss(err))
             else:
                 return
 
-    def watch(self, messages: RpcMessages, request: Any) -> AsyncGenerator[Any]:
+    def watch(
+        self, messages: RpcMessages, request: Any, timeout_s: float | None = None
+    ) -> AsyncGenerator[Any]:
         """Yield the answers to one request, once; as `stream` otherwise."""
-        return self.transport.answers(self.method(messages), request)
+        return self.transport.answers(self.method(messages), request, timeout_s)
 
 
 def _open_method(channel: Any, messages: RpcMessages) -> Method:

@@ -23,12 +23,14 @@ import grpc
 from foretoken.client.blocking import iterate
 from foretoken.client.calls import Feed, Method
 from foretoken.client.channel_options import ChannelOptions
+from foretoken.client.retries import MAX_ATTEMPTS
 from foretoken.domain.call_scope import current_scope, within_call
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.wire import trace
 from foretoken.wire.credential_files import CredentialFiles
 from foretoken.wire.errors import rpc_to_error
 from foretoken.wire.keepalive import client_options
+from foretoken.wire.rpc import Unary
 from foretoken.wire.rpcs import TABLES
 
 _log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ _LOOK_EVERY_S = 0.2
 _CA, _CERTIFICATE, _KEY = "ca_file", "cert_file", "key_file"
 _TOKEN = "token_file"  # noqa: S105 - the name of an option
 _RETRY_POLICY = {
-    "maxAttempts": 5,
+    "maxAttempts": MAX_ATTEMPTS,
     "initialBackoff": "0.2s",
     "maxBackoff": "5s",
     "backoffMultiplier": 2,
@@ -156,10 +158,12 @@ class Connection(_Connection[grpc.Channel]):
             finally:
                 call.cancel()
 
-    async def answers(self, method: Method, request: Any) -> AsyncGenerator[Any]:
+    async def answers(
+        self, method: Method, request: Any, timeout_s: float | None = None
+    ) -> AsyncGenerator[Any]:
         """Yield the answers to one request, or to a stream of them."""
         _ = self.channel
-        timeout_s = within_call(self.options.stream_deadline_s)
+        timeout_s = within_call(timeout_s or self.options.stream_deadline_s)
         try:
             with _traced(method) as metadata:
                 answers = method.call(request, timeout=timeout_s, metadata=metadata)
@@ -201,10 +205,12 @@ class AsyncConnection(_Connection[grpc.aio.Channel]):
         with _traced(method) as metadata:
             return await method.call(request, timeout=timeout_s, metadata=metadata)
 
-    async def answers(self, method: Method, request: Any) -> AsyncGenerator[Any]:
+    async def answers(
+        self, method: Method, request: Any, timeout_s: float | None = None
+    ) -> AsyncGenerator[Any]:
         """Yield the answers to one request, or to a stream of them."""
         _ = self.channel
-        timeout_s = self.options.stream_deadline_s
+        timeout_s = timeout_s or self.options.stream_deadline_s
         try:
             with _traced(method) as metadata:
                 answers = method.call(request, timeout=timeout_s, metadata=metadata)
@@ -324,12 +330,13 @@ class _Token(grpc.AuthMetadataPlugin):
 
 
 def _service_config() -> Mapping[str, Any]:
-    # Calls that create a job are not among them: an answer lost on the way would make two.
+    # Calls that create a job are not among them: an answer lost on the way would make two. Nor are
+    # streams, which gRPC's retries may leave waiting: see `Refusals.delay_after_loss`.
     names: Iterable[Mapping[str, str]] = [
         {"service": table.service, "method": line.rpc_name}
         for table in TABLES
         for line in table.lines().values()
-        if line.is_idempotent
+        if line.is_idempotent and isinstance(line, Unary)
     ]
     return {
         "loadBalancingConfig": [{"round_robin": {}}],

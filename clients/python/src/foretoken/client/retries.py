@@ -5,12 +5,17 @@ from collections.abc import Callable
 
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain.errors import (
+    CatalogBusyError,
     ForetokenError,
     ServerBusyError,
     ServiceUnavailableError,
     StreamIdleError,
 )
 from foretoken.domain.job import Job
+
+# How often a call that changes nothing is made where the service cannot be reached, the first time
+# included; the most that gRPC itself does.
+MAX_ATTEMPTS = 5
 
 
 class Refusals:
@@ -30,6 +35,7 @@ class Refusals:
         self._clock = clock
         self._ends_at = clock() + deadline_s
         self._num_refusals = 0
+        self._num_losses = 0
 
     @property
     def left_s(self) -> float:
@@ -47,6 +53,25 @@ class Refusals:
             raise error
         self._num_refusals += 1
         delay_s = self._options.delay_after(self._num_refusals, error.retry_after_s)
+        return self._within_deadline(delay_s, error)
+
+    def delay_after_loss(self, error: ServiceUnavailableError | CatalogBusyError) -> float:
+        """Return the seconds to wait before the next try of a stream of which nothing came.
+
+        gRPC's own retries must not: where the last of them finds no connection, it never ends what
+        waits for the first message of a stream whose first try was sent.
+
+        Raises:
+            ServiceUnavailableError, CatalogBusyError: the same, where it was tried often enough or
+                too little time is left.
+
+        """
+        self._num_losses += 1
+        if self._num_losses >= MAX_ATTEMPTS:
+            raise error
+        return self._within_deadline(self._options.delay_after(self._num_losses), error)
+
+    def _within_deadline(self, delay_s: float, error: ForetokenError) -> float:
         if delay_s >= self.left_s:
             raise error
         return delay_s

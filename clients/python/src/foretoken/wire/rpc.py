@@ -56,8 +56,8 @@ class Awaited:
 class Rpc(Generic[P, R]):
     """A method of a port that another process answers.
 
-    Callers need a `right` to it. gRPC itself calls an `is_idempotent` one again where the service
-    cannot be reached. A server runs `budget` of its calls at once (0: as many as of any method).
+    Callers need a `right` to it. Clients call an `is_idempotent` one again where the service cannot
+    be reached. A server runs `budget` of its calls at once (0: as many as of any method).
     """
 
     method: Callable[Concatenate[Any, P], R]

@@ -20,6 +20,9 @@ from foretoken.domain.errors import (
     ServiceUnavailableError,
 )
 
+# A process is ready within a second, on a machine with much else to do within some ten.
+_START_LIMIT_S = 60.0
+
 
 class Answer:
     """Rows of one question, computed as they are taken, until they or the limits end.
@@ -28,12 +31,20 @@ class Answer:
     """
 
     def __init__(
-        self, store: Store, processes: SqlProcesses, on_over: Callable[[str], None]
+        self,
+        store: Store,
+        processes: SqlProcesses,
+        on_over: Callable[[str], None],
+        start_limit_s: float = _START_LIMIT_S,
     ) -> None:
-        """Keep what it needs; `on_over` is called with the limit that ended it, or nothing."""
+        """Keep what it needs; `on_over` is called with the limit that ended it, or nothing.
+
+        Its process may take `start_limit_s` to be ready.
+        """
         self._store = store
         self._processes = processes
         self._on_over = on_over
+        self._start_limit_s = start_limit_s
         self._lock = threading.Lock()
         self._is_over = False
         self._error: ForetokenError | None = None
@@ -47,13 +58,13 @@ class Answer:
         Raises:
             InvalidRequestError: it is not a question that may be asked, or DuckDB refuses it.
             QueryLimitError: it took more than it may before the first row.
+            CatalogBusyError: there was no process for it in time.
 
         """
-        process = self._processes.take()
-        late = limit_error("time", f"took more than {timeout_s:g} s")
-        self._timer = threading.Timer(timeout_s, self.end, (late,))
-        self._timer.daemon = True
-        self._timer.start()
+        start_s = self._start_limit_s
+        self._limit(start_s, CatalogBusyError(f"no process for the query in {start_s:g} s; retry"))
+        process = self._take_process()
+        self._limit(timeout_s, limit_error("time", f"took more than {timeout_s:g} s"))
         self._begin(process, text, num_wanted)
         _, content = self._receive()
         return pa.ipc.open_stream(pa.py_buffer(content)).schema
@@ -84,16 +95,53 @@ class Answer:
         """End it and its process, from any thread, for that reason; harmless when it is over."""
         self._finish(error, is_large=True)
 
+    def _limit(self, limit_s: float, error: ForetokenError) -> None:
+        """End it for that reason after so long, and no more for the one before."""
+        timer = threading.Timer(limit_s, self.end, (error,))
+        timer.daemon = True
+        with self._lock:
+            if self._is_over:
+                return
+            before, self._timer = self._timer, timer
+        timer.start()
+        if before is not None:
+            before.cancel()
+
+    def _take_process(self) -> SqlProcess:
+        """Return a process that is ready.
+
+        Raises:
+            ForetokenError: there is none, or it was ended meanwhile.
+
+        """
+        process = self._processes.take()
+        with self._lock:
+            is_over = self._is_over
+            if not is_over:
+                self._process = process
+        if is_over:
+            self._processes.give_back(process)
+        else:
+            try:
+                process.wait_until_ready()
+            except ForetokenError as err:
+                self.end(err)
+        if self._error is not None:
+            raise self._error
+        return process
+
     def _begin(self, process: SqlProcess, text: str, num_wanted: int) -> None:
-        with contextlib.ExitStack() as undo:
-            undo.callback(self._processes.give_back, process)
-            steady = contextlib.ExitStack()
-            revision = undo.enter_context(steady).enter_context(self._store.steady())
-            with self._lock:
-                if not self._is_over:
-                    self._process, self._steady = process, steady
-                    undo.pop_all()
-                    process.ask(Question(text=text, num_wanted=num_wanted, revision=revision))
+        try:
+            with contextlib.ExitStack() as undo:
+                revision = undo.enter_context(self._store.steady())
+                with self._lock:
+                    if not self._is_over:
+                        self._steady = undo.pop_all()
+                        question = Question(text=text, num_wanted=num_wanted, revision=revision)
+                        process.ask(question)
+        except ForetokenError as err:
+            self._finish(err, is_large=False)
+            raise
 
     def _receive(self) -> tuple[Kind, bytes]:
         """Return the next frame of columns or rows, or the end.

@@ -128,19 +128,13 @@ class SqlProcesses:
         self._is_open = True
 
     def take(self) -> SqlProcess:
-        """Return a process that nobody else has, ready for a question.
+        """Return a process that nobody else has; it may not be ready yet.
 
         Raises:
-            CatalogBusyError, ForetokenError: no process can be started.
+            CatalogBusyError: no process can be started.
 
         """
-        process = self._take_idle() or self._start()
-        try:
-            process.wait_until_ready()
-        except BaseException:
-            process.end()
-            raise
-        return process
+        return self._take_idle() or self._start()
 
     def give_back(self, process: SqlProcess) -> None:
         """Keep a process for the next question."""
