@@ -102,6 +102,9 @@ def test_a_job_is_leased_with_its_request_and_ends_once(port: JobRecordsPort) ->
     with pytest.raises(JobLeaseError, match="succeeded already"):
         port.lease_job(created.job.job_id, "two", _LEASE_S)
     assert b"{}" == _read(port, ended, "result.json")
+    assert replace(ended, request_json='{"size": 1}') == port.get_job_record(created.job.job_id)
+    with pytest.raises(UnknownJobError):
+        port.get_job_record("search-none")
 
 
 def test_a_job_goes_to_another_worker_when_its_lease_is_over(

@@ -35,7 +35,7 @@ _GUARDED = {
     Right.SQL: {"QuerySql"},
     Right.BACKUP: {"Backup"},
     Right.WORK: {"CreateJobRecord", "LeaseJob", "UpdateJob", "StopJob", "ListJobRecords",
-                 "ReadJobFile"},
+                 "GetJobRecord", "ReadJobFile"},
     Right.ADMIN: {"Prune", "Compact"},
 }  # fmt: skip
 _ROLES = {

@@ -233,6 +233,28 @@ def test_a_job_is_cancelled_from_any_process(open_runner: OpenRunner, is_running
             runner.result(wanted.job_id, _Answer)
 
 
+def test_what_a_cancelled_job_found_serves_an_equal_one_in_another_process(
+    open_runner: OpenRunner,
+) -> None:
+    """Also where the process that ran it is gone; a job that ended well keeps nothing."""
+    work, again = _Count("one", 2), _Count("two")
+    one = open_runner(work)
+    job = _create(one, work)
+    assert work.has_stopped.wait(_TIMEOUT_S)
+    one.cancel(job.job_id)
+    work.may_go_on.set()
+    assert JobState.CANCELLED is _end(one, job.job_id).state
+    one.close()
+    two = open_runner(again)
+    assert _Question(size=4) == two.request(job.job_id, _Question)
+    next_job = _create(two, again)
+    assert JobState.SUCCEEDED is _end(two, next_job.job_id).state
+    assert ["0", "1"] == again.found[:2]
+    three = open_runner(_Count("three"))
+    assert three.get(next_job.job_id).state is JobState.SUCCEEDED
+    assert three.request(next_job.job_id, _Question) is None
+
+
 def test_a_job_that_ends_each_process_is_given_up(
     open_runner: OpenRunner, catalog: KeepsJobRecords
 ) -> None:

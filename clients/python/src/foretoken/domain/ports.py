@@ -153,6 +153,14 @@ class JobRecordsPort(Protocol):
     def list_job_records(self, service: str, after: int = 0) -> tuple[JobRecord, ...]:
         """Return the jobs of a service that changed after that number, and those not ended."""
 
+    def get_job_record(self, job_id: str) -> JobRecord:
+        """Return a job as it is now, with what was requested.
+
+        Raises:
+            UnknownJobError: it is not kept.
+
+        """
+
     def read_job_file(self, job_id: str, name: str, first_byte: int = 0) -> Iterator[bytes]:
         """Yield a file of a job from the `first_byte` on; nothing where there is none."""
 

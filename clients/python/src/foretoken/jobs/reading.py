@@ -5,12 +5,20 @@ from typing import Any, TypeVar
 
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.job import Job, check_succeeded
+from foretoken.domain.job import Job, JobState, check_succeeded
 from foretoken.jobs.board import JobBoard
-from foretoken.jobs.folder import LIST_SUFFIX, RESULT_FILE, JobFolder, read_items
+from foretoken.jobs.folder import (
+    LIST_SUFFIX,
+    RESULT_FILE,
+    JobFolder,
+    StoredRequest,
+    read_items,
+)
 from foretoken.jobs.sharing import SharedJobs
 
 T = TypeVar("T")
+
+WITHOUT_RESULT = (JobState.FAILED, JobState.CANCELLED)
 
 
 class ReadsJobs:
@@ -38,8 +46,21 @@ class ReadsJobs:
         return self._board.list()
 
     def request(self, job_id: str, cls: type[T]) -> T | None:
-        """Return what a job of this process was asked that has not succeeded, if that is kept."""
-        stored = self._folder.load_request(self.get(job_id).job_id)
+        """Return what a job was asked that has not succeeded, if that is kept.
+
+        What it kept is in the folder of this process from then on, for a job of an equal request.
+
+        Raises:
+            InvalidRequestError: a program of another version was asked, in words of its own.
+
+        """
+        job = self.get(job_id)
+        stored = self._folder.load_request(job.job_id)
+        if stored is None and self._sharing is not None and job.state in WITHOUT_RESULT:
+            plain = self._sharing.fetch_request(job.job_id)
+            if plain is not None:
+                stored = StoredRequest(request=plain)
+                self._folder.save_request(job.job_id, stored)
         return None if stored is None else schema.decode(cls, stored.request)
 
     def result(self, job_id: str, cls: type[T]) -> T:

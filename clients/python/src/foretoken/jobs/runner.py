@@ -30,7 +30,7 @@ from foretoken.jobs.board import JobBoard
 from foretoken.jobs.folder import LIST_SUFFIX, JobFolder, StoredRequest
 from foretoken.jobs.job_threads import JobThreads
 from foretoken.jobs.progress import JobProgress
-from foretoken.jobs.reading import ReadsJobs
+from foretoken.jobs.reading import WITHOUT_RESULT, ReadsJobs
 from foretoken.jobs.sharing import JobListener, SharedJobs, interrupted
 from foretoken.jobs.taking import MAX_STARTS, JobTaking, Resume, RunnerSteps, Work
 from foretoken.wire import trace
@@ -41,7 +41,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_WITHOUT_RESULT = (JobState.FAILED, JobState.CANCELLED)
 # More are no news: every state of a job that is watched has them all.
 _MAX_NOTICES = 100
 
@@ -290,7 +289,7 @@ class JobRunner(ReadsJobs):
     def _take_from_ended(self, job: Job, plain: Any) -> None:
         """Let a new job have what an equal one kept before it failed or was cancelled."""
         for other in self._board.list():
-            if other.kind == job.kind and other.state in _WITHOUT_RESULT:
+            if other.kind == job.kind and other.state in WITHOUT_RESULT:
                 stored = self._folder.load_request(other.job_id)
                 if stored is not None and stored.request == plain:
                     self._folder.hand_on(other.job_id, job.job_id)
@@ -456,7 +455,7 @@ class JobRunner(ReadsJobs):
             self._board.put(ended)
             self._resumable.discard(job_id)
             # Its request, and what it found, serve the next one with the same request.
-            if state in _WITHOUT_RESULT and self._folder.load_request(job_id):
+            if state in WITHOUT_RESULT and self._folder.load_request(job_id):
                 self._folder.let_go(job_id)
             else:
                 self._folder.tidy(job_id)

@@ -215,6 +215,24 @@ class SharedJobs:
             is_list = name.endswith(LIST_SUFFIX) and num_bytes < sizes[name]
             self._download(job_id, name, num_bytes if is_list else 0)
 
+    def fetch_request(self, job_id: str) -> Any:
+        """Return what a job that has ended was asked, and bring what it kept here.
+
+        None where nothing of that is kept.
+
+        Raises:
+            ForetokenError: the catalog's.
+
+        """
+        try:
+            record = self._store.get_job_record(job_id)
+            for file in record.files:
+                if file.name.endswith(KEPT_SUFFIX):
+                    self._download(job_id, file.name, 0)
+        except UnknownJobError:
+            return None
+        return json.loads(record.request_json) if record.request_json else None
+
     def _notice(self, record: JobRecord) -> None:
         job_id = record.job.job_id
         held = self._held.get(job_id)
@@ -286,14 +304,15 @@ class SharedJobs:
         """Store a state of a job with what its files have got; an end with all its files."""
         is_over = job.state.is_final
         before = held.record.job
-        pieces = self._new_pieces(job.job_id, held, is_over=is_over)
+        pieces = self._new_pieces(job, held)
         waiting: list[JobPiece] = []
         for piece in pieces:
             if waiting and _num_bytes(waiting) + len(piece.content) > MAX_PIECE_BYTES:
                 self._update(held, before if is_over else job, self._lease_s, waiting)
                 waiting = []
             waiting.append(piece)
-        dropped = tuple(name for name in held.sent if is_over and name.endswith(KEPT_SUFFIX))
+        is_done = job.state is JobState.SUCCEEDED
+        dropped = tuple(name for name in held.sent if is_done and name.endswith(KEPT_SUFFIX))
         return self._update(held, job, lease_s, waiting, dropped)
 
     def _update(
@@ -316,10 +335,11 @@ class SharedJobs:
         held.sent = {file.name: file.num_bytes for file in record.files}
         return record
 
-    def _new_pieces(self, job_id: str, held: _Held, *, is_over: bool) -> Iterator[JobPiece]:
-        for name, path in self._folder.shared_files(job_id).items():
+    def _new_pieces(self, job: Job, held: _Held) -> Iterator[JobPiece]:
+        is_over, is_done = job.state.is_final, job.state is JobState.SUCCEEDED
+        for name, path in self._folder.shared_files(job.job_id).items():
             is_list, is_kept = name.endswith(LIST_SUFFIX), name.endswith(KEPT_SUFFIX)
-            if (is_over and is_kept) or not (is_over or is_list or is_kept):
+            if (is_done and is_kept) or not (is_over or is_list or is_kept):
                 continue
             sent = held.sent.get(name, -1)
             size = path.stat().st_size

@@ -84,6 +84,7 @@ class CatalogRpcs(JobRpcs, service="foretoken.api.catalog.v1.CatalogService"):
     list_job_records = Pages(
         CatalogAdminPort.list_job_records, Right.WORK, key="job.job_id", is_idempotent=True
     )
+    get_job_record = Unary(CatalogAdminPort.get_job_record, Right.WORK, is_idempotent=True)
     read_job_file = Stream(CatalogAdminPort.read_job_file, Right.WORK, is_idempotent=True)
     backup = Stream(CatalogAdminPort.backup, Right.BACKUP)
     prune = Unary(CatalogAdminPort.prune, Right.ADMIN, is_long=True)

@@ -141,6 +141,16 @@ class KeepsJobRecords:
             found = table.fetch_jobs(cursor, service, after, self._now_s())
         return tuple(replace(record, request_json="") for record in found)
 
+    def get_job_record(self, job_id: str) -> JobRecord:
+        """Return a job as it is now, with what was requested.
+
+        Raises:
+            UnknownJobError: it is not kept.
+
+        """
+        with self._records.transaction() as cursor:
+            return table.get_job(cursor, job_id, self._now_s()).record
+
     def read_job_file(self, job_id: str, name: str, first_byte: int = 0) -> Iterator[bytes]:
         """Yield a file of a job from the `first_byte` on; nothing where there is none.
 

@@ -163,6 +163,11 @@ class CatalogServiceStub(object):
                 request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsRequest.SerializeToString,
                 response_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsResponse.FromString,
                 _registered_method=True)
+        self.GetJobRecord = channel.unary_unary(
+                '/foretoken.api.catalog.v1.CatalogService/GetJobRecord',
+                request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetJobRecordRequest.SerializeToString,
+                response_deserializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
+                _registered_method=True)
         self.ReadJobFile = channel.unary_stream(
                 '/foretoken.api.catalog.v1.CatalogService/ReadJobFile',
                 request_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ReadJobFileRequest.SerializeToString,
@@ -387,6 +392,13 @@ class CatalogServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetJobRecord(self, request, context):
+        """Return a job of another service with what was requested.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadJobFile(self, request, context):
         """Stream a file of a job of another service, in pieces.
         """
@@ -570,6 +582,11 @@ def add_CatalogServiceServicer_to_server(servicer, server):
                     servicer.ListJobRecords,
                     request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsRequest.FromString,
                     response_serializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsResponse.SerializeToString,
+            ),
+            'GetJobRecord': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetJobRecord,
+                    request_deserializer=foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetJobRecordRequest.FromString,
+                    response_serializer=foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.SerializeToString,
             ),
             'ReadJobFile': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadJobFile,
@@ -1288,6 +1305,33 @@ class CatalogService(object):
             '/foretoken.api.catalog.v1.CatalogService/ListJobRecords',
             foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsRequest.SerializeToString,
             foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.ListJobRecordsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetJobRecord(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/foretoken.api.catalog.v1.CatalogService/GetJobRecord',
+            foretoken_dot_api_dot_catalog_dot_v1_dot_catalog__service__pb2.GetJobRecordRequest.SerializeToString,
+            foretoken_dot_api_dot_types_dot_v1_dot_job__pb2.JobRecord.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,6 +91,8 @@ class CatalogServiceStub:
     """Want a job of another service no more."""
     ListJobRecords: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.ListJobRecordsRequest, _catalog_service_pb2.ListJobRecordsResponse]
     """Return the jobs of another service that changed, and all that have not ended."""
+    GetJobRecord: _grpc.UnaryUnaryMultiCallable[_catalog_service_pb2.GetJobRecordRequest, _job_pb2.JobRecord]
+    """Return a job of another service with what was requested."""
     ReadJobFile: _grpc.UnaryStreamMultiCallable[_catalog_service_pb2.ReadJobFileRequest, _catalog_service_pb2.JobFileChunk]
     """Stream a file of a job of another service, in pieces."""
     Backup: _grpc.UnaryStreamMultiCallable[_catalog_service_pb2.BackupRequest, _catalog_service_pb2.BackupChunk]
@@ -168,6 +170,8 @@ class CatalogServiceAsyncStub(CatalogServiceStub):
     """Want a job of another service no more."""
     ListJobRecords: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.ListJobRecordsRequest, _catalog_service_pb2.ListJobRecordsResponse]  # type: ignore[assignment]
     """Return the jobs of another service that changed, and all that have not ended."""
+    GetJobRecord: _aio.UnaryUnaryMultiCallable[_catalog_service_pb2.GetJobRecordRequest, _job_pb2.JobRecord]  # type: ignore[assignment]
+    """Return a job of another service with what was requested."""
     ReadJobFile: _aio.UnaryStreamMultiCallable[_catalog_service_pb2.ReadJobFileRequest, _catalog_service_pb2.JobFileChunk]  # type: ignore[assignment]
     """Stream a file of a job of another service, in pieces."""
     Backup: _aio.UnaryStreamMultiCallable[_catalog_service_pb2.BackupRequest, _catalog_service_pb2.BackupChunk]  # type: ignore[assignment]
@@ -392,6 +396,14 @@ class CatalogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_catalog_service_pb2.ListJobRecordsResponse, _abc.Awaitable[_catalog_service_pb2.ListJobRecordsResponse]]:
         """Return the jobs of another service that changed, and all that have not ended."""
+
+    @_abc_1.abstractmethod
+    def GetJobRecord(
+        self,
+        request: _catalog_service_pb2.GetJobRecordRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_job_pb2.JobRecord, _abc.Awaitable[_job_pb2.JobRecord]]:
+        """Return a job of another service with what was requested."""
 
     @_abc_1.abstractmethod
     def ReadJobFile(
