@@ -1,5 +1,7 @@
 """Compiled loops say what their plain counterparts say, with or without a place for their code."""
 
+import threading
+import time
 from collections.abc import Callable
 from types import FunctionType
 
@@ -24,6 +26,32 @@ def test_many_calls_are_told_as_few_are(num_neighbours: int, num_calls: int, num
     many = krige_many(places, values, calls, neighbours, 0.02)
     assert pytest.approx(few[0], abs=1e-9) == many[0]
     assert pytest.approx(few[1], rel=1e-9) == many[1]
+
+
+def test_other_threads_go_on_while_a_loop_runs() -> None:
+    """A call that asks for much does not hold up the others; who counts needs the interpreter."""
+    rng = np.random.default_rng(0)
+    places, calls = rng.normal(0.0, 2.0, (60, 4)), rng.normal(0.0, 5.0, (20_000, 4))
+    neighbours = np.array([rng.permutation(60)[:12] for _ in range(len(calls))])
+    krige_many(places, places[:, 0], calls[:16], neighbours[:16], 0.02)
+    counted: list[int] = []
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    def count() -> None:
+        while not is_over.is_set():
+            counted.append(1)
+            has_begun.set()
+            time.sleep(0)
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    has_begun.wait()
+    before = len(counted)
+    krige_many(places, places[:, 0], calls, neighbours, 0.02)
+    during = len(counted) - before
+    is_over.set()
+    counting.join()
+    assert 10 < during
 
 
 def test_places_far_apart_have_nothing_in_common() -> None:
