@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.app.access import is_open
-from foretoken.app.admission import Lane
 from foretoken.app.call_guard import TimeLimits
 from foretoken.app.config import AppConfig, ServerConfig
+from foretoken.app.lane import Lane
 from foretoken.app.serve import HealthServicer, start_server
 from foretoken.app.tokens import FileTokens, TokenCheck, Tokens
 from foretoken.catalog import servicer

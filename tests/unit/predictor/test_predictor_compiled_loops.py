@@ -29,7 +29,7 @@ def test_many_calls_are_told_as_few_are(num_neighbours: int, num_calls: int, num
 
 
 def test_other_threads_go_on_while_a_loop_runs() -> None:
-    """A call that asks for much does not hold up the others; who counts needs the interpreter."""
+    """A large call does not hold up the others; who counts needs the interpreter."""
     rng = np.random.default_rng(0)
     places, calls = rng.normal(0.0, 2.0, (60, 4)), rng.normal(0.0, 5.0, (20_000, 4))
     neighbours = np.array([rng.permutation(60)[:12] for _ in range(len(calls))])

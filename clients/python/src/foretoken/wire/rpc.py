@@ -95,11 +95,13 @@ class Unary(Rpc[P, R]):
 
     An `is_long` one reads many rows and may take as long as a stream. `field` of the request's
     message holds the only parameter, where it has not the parameter's name. `parts` cuts a request
-    that is too large for one message and joins the replies.
+    that is too large for one message and joins the replies. `weigh` says about how many rows a
+    request's message is, of calls that may be large.
     """
 
     is_long: bool = False
     field: str = ""
+    weigh: Callable[[Any], int] | None = None
     request: Form | None = None
     reply: Form | None = None
     parts: "Parts | None" = None

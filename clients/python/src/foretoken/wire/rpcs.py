@@ -1,5 +1,6 @@
 """The table of rpcs: a line each, which makes clients, servicers, retries, budgets and rights."""
 
+import math
 from typing import Any
 
 from foretoken.domain.ports import (
@@ -31,6 +32,8 @@ _SURFACE = Form(lambda surface, _: columns.encode_surface(surface), columns.deco
 _QUERY_PARTS = Parts(
     columns.split_query, columns.join_replies, version=lambda reply: reply.model_version
 )
+# Of a query, about: three dimensions, each a number of 8 bytes.
+_ROW_BYTES = 24
 
 
 class JobRpcs(RpcTable):
@@ -117,9 +120,16 @@ class PredictorRpcs(JobRpcs, service="foretoken.api.predictor.v1.PredictorServic
         request=_QUERY,
         reply=_REPLY,
         parts=_QUERY_PARTS,
+        weigh=lambda query: int(query.ByteSize() // _ROW_BYTES),
         is_idempotent=True,
     )
-    tabulate = Unary(PredictorPort.tabulate, Right.READ, reply=_SURFACE, is_idempotent=True)
+    tabulate = Unary(
+        PredictorPort.tabulate,
+        Right.READ,
+        reply=_SURFACE,
+        weigh=lambda query: math.prod(len(axis.values) for axis in query.axes),
+        is_idempotent=True,
+    )
     explain = Unary(PredictorPort.explain, Right.READ, request=_QUERY, is_idempotent=True)
     plan_profile = Unary(PredictorPort.plan_profile, Right.READ, is_idempotent=True)
     list_models = Pages(PredictorPort.list_models, Right.READ, key="version", is_idempotent=True)

@@ -6,9 +6,9 @@ being answered, health least of all.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
@@ -16,13 +16,16 @@ import grpc
 from foretoken.app.access import Access
 from foretoken.app.call_guard import CallGuard, Patience, TimeLimits
 from foretoken.app.config import ServerConfig
+from foretoken.app.lane import Lane, LargeCalls, LargeLimits
 from foretoken.app.request_metrics import RequestMetrics
 from foretoken.domain.errors import (
     InvalidRequestError,
     ServerBusyError,
     find_near,
 )
+from foretoken.jobs.executors.local import count_cores
 from foretoken.wire.errors import error_to_status
+from foretoken.wire.rpc import Unary
 from foretoken.wire.rpcs import TABLES
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -36,41 +39,14 @@ _BUDGETS: Mapping[str, int] = {
 }
 
 
+# What says how many rows a request is about, by the full name of the method.
+_WEIGHTS: Mapping[str, Callable[[Any], int]] = {
+    f"/{table.service}/{line.rpc_name}": line.weigh
+    for table in TABLES
+    for line in table.lines().values()
+    if isinstance(line, Unary) and line.weigh is not None
+}
 _SERVICES: Mapping[str, str] = {table.service: table.short_name() for table in TABLES}
-
-
-class Lane:
-    """The threads of one method, and the calls that run in them or wait for one."""
-
-    def __init__(self, method: str, num_threads: int, max_queued: int) -> None:
-        """Begin without calls; threads are made as they are needed."""
-        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix=method.rpartition("/")[2])
-        self.num_threads = num_threads
-        self.max_queued = max_queued
-        self._lock = threading.Lock()
-        self._num_calls = 0
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that run or wait."""
-        return self._num_calls
-
-    def enter(self) -> bool:
-        """Take one more call, if there is room."""
-        with self._lock:
-            has_room = self._num_calls < self.num_threads + self.max_queued
-            self._num_calls += has_room
-        return has_room
-
-    def leave(self) -> None:
-        """End a call."""
-        with self._lock:
-            self._num_calls -= 1
-
-    def describe(self) -> str:
-        """Return what it takes, for who is refused."""
-        queued = f", and {self.max_queued} wait" if self.max_queued else ""
-        return f"{self.num_threads} of its calls run already{queued}"
 
 
 class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]
@@ -84,11 +60,16 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]
         self,
         guard: CallGuard,
         new_lane: Callable[[str, Handler], Lane],
+        new_large: Callable[[str, Lane], LargeCalls | None],
         retry_after_s: float,
         count_refused: Callable[[str], None],
     ) -> None:
-        """Keep how lanes are made, and what counts the refused calls of a method."""
+        """Keep how lanes are made, and what counts the refused calls of a method.
+
+        `new_large` makes what limits a method's large calls, where it has any.
+        """
         self._guard = guard
+        self._new_large = new_large
         self._new_lane = new_lane
         self._retry_after_s = retry_after_s
         self._count_refused = count_refused
@@ -127,7 +108,9 @@ class Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]
             if handler is None:
                 return None
             lane = self._new_lane(method, handler)
-            guarded = _run_in(lane.pool, self._guard.guard(method, handler, lane.leave))
+            large = self._new_large(method, lane)
+            answering = self._guard.guard(method, handler, lane.leave, large)
+            guarded = _run_in(lane.pool, answering)
             self._admitted[method] = (lane, guarded, self._refusal(method, lane))
         lane, guarded, refusal = self._admitted[method]
         if lane.enter():
@@ -196,6 +179,19 @@ def build_admission(
         holds_thread = handler.request_streaming or name.startswith("Watch")
         return Lane(method, budget, 0 if holds_thread else config.max_queued_calls)
 
+    def new_large(method: str, lane: Lane) -> LargeCalls | None:
+        weigh = _WEIGHTS.get(method)
+        if weigh is None or not config.large_call_rows:
+            return None
+        limits = LargeLimits(
+            min_rows=config.large_call_rows,
+            # They compute: more at once than there are cores only takes more memory.
+            num_at_once=count_cores(),
+            max_present=max(lane.num_threads // 2, 1),
+            retry_after_s=config.retry_after_s,
+        )
+        return LargeCalls(weigh, limits, partial(metrics.count_refused, method))
+
     patience = Patience(first_message_s=config.first_message_s, idle_s=config.stream_idle_s)
     guard = CallGuard(patience, limits, access.admit, metrics.count_undecodable)
-    return Admission(guard, new_lane, config.retry_after_s, metrics.count_refused)
+    return Admission(guard, new_lane, new_large, config.retry_after_s, metrics.count_refused)

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from foretoken.app.lane import LargeCalls
 from foretoken.domain.call_scope import call_scope
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, StreamIdleError
 from foretoken.wire.errors import error_to_status
@@ -170,9 +171,18 @@ class CallGuard:
         self._limits = limits
         self._count_undecodable = count_undecodable
 
-    def guard(self, method: str, handler: Handler, leave: Callable[[], None]) -> Handler:
-        """Return the same method over a stream of bytes; `leave` is called when a call is over."""
-        call = _Call(self, method, handler, leave)
+    def guard(
+        self,
+        method: str,
+        handler: Handler,
+        leave: Callable[[], None],
+        large: LargeCalls | None = None,
+    ) -> Handler:
+        """Return the same method over a stream of bytes; `leave` is called when a call is over.
+
+        Calls that are answered once wait for a place where they are `large`.
+        """
+        call = _Call(self, method, handler, leave, large)
         if handler.response_streaming:
             is_handed_on = getattr(call.behaviour, "experimental_non_blocking", False)
             return grpc.stream_stream_rpc_method_handler(
@@ -242,7 +252,12 @@ class _Call:
     """One method: what it is, and how its calls are answered."""
 
     def __init__(
-        self, guard: CallGuard, method: str, handler: Handler, leave: Callable[[], None]
+        self,
+        guard: CallGuard,
+        method: str,
+        handler: Handler,
+        leave: Callable[[], None],
+        large: LargeCalls | None,
     ) -> None:
         self.method = method
         self.handler = handler
@@ -253,6 +268,7 @@ class _Call:
         self._deserialize: Callable[[bytes], Any] = handler.request_deserializer or bytes
         self._guard = guard
         self._leave = leave
+        self._large = large
 
     def decode(self, message: bytes) -> Any:
         return self._guard.decode(self.method, self._deserialize, message)
@@ -263,12 +279,20 @@ class _Call:
                 self._guard.admit(self.method, context),
                 call_scope(context.time_remaining(), context.is_active),
                 self._guard.open_requests(self, messages, context) as requests,
+                self._place_for(requests, context),
             ):
                 return self.behaviour(requests, context)
         except ForetokenError as err:
             context.abort_with_status(error_to_status(err))
         finally:
             self._leave()
+
+    def _place_for(
+        self, request: Any, context: grpc.ServicerContext
+    ) -> AbstractContextManager[None]:
+        if self._large is None:
+            return nullcontext()
+        return self._large.admit(request, context.is_active)
 
     def answer_with_stream(
         self, messages: Iterator[bytes], context: grpc.ServicerContext

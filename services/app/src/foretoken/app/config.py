@@ -111,7 +111,9 @@ class ServerConfig:
 
     Of each method `max_workers` calls run at once, or what `budgets` says of it (`Record: 64`), and
     `max_queued_calls` wait; of methods that hold their thread for minutes, which are `Record`,
-    uploads and watches, none wait. What is refused may be asked again `retry_after_s` later. A call
+    uploads and watches, none wait. Calls of the predictor about `large_call_rows` and more (0: any
+    number) run on as many threads as there are cores, and at most half of the method's. What is
+    refused may be asked again `retry_after_s` later. A call
     whose first message takes longer than `first_message_s`, and a stream over which nothing comes
     for `stream_idle_s`, are ended. A connection older than `max_connection_age_s` (0: any) takes no
     more calls, and those that run get `connection_grace_s`.
@@ -128,6 +130,7 @@ class ServerConfig:
     max_workers: int = 16
     max_queued_calls: int = 64
     budgets: Mapping[str, int] = field(default_factory=dict)
+    large_call_rows: int = 1_000
     retry_after_s: float = 1.0
     first_message_s: float = 10.0
     stream_idle_s: float = 300.0
@@ -173,6 +176,7 @@ class ServerConfig:
         least = {
             "max_workers": 1,
             "max_queued_calls": 0,
+            "large_call_rows": 0,
             "max_connection_age_s": 0,
             "http_max_bytes": 1,
         }

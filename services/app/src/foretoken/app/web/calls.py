@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from foretoken.app.access import Access
-from foretoken.app.admission import Lane, budget_of
+from foretoken.app.admission import budget_of
 from foretoken.app.config import ServerConfig
+from foretoken.app.lane import Lane
 from foretoken.domain.errors import InvalidRequestError, ServerBusyError
 from foretoken.domain.measurements.measurement import ArrowStream, SqlQuery
 from foretoken.domain.ports import CatalogAdminPort
