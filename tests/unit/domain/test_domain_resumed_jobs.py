@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from foretoken.domain.errors import (
     ServiceUnavailableError,
 )
 from foretoken.domain.job import Job, JobState
-from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
+from foretoken.jobs.runner import JobLimits, JobProgress, JobRunner, Resume, Work
 
 _TIMEOUT_S = 10.0
 
@@ -64,7 +65,7 @@ OpenRunner = Callable[..., JobRunner]
 def open_runner(tmp_path: Path) -> Iterator[OpenRunner]:
     opened: list[JobRunner] = []
 
-    def open_it(handler: Resume, *, resumes: bool = True, **options: int) -> JobRunner:
+    def open_it(handler: Resume, *, resumes: bool = True, **options: Any) -> JobRunner:
         runner = JobRunner(tmp_path, **options)
         runner.open({"count": handler}, resumes=resumes)
         opened.append(runner)
@@ -105,6 +106,74 @@ def test_a_job_of_a_stopped_service_goes_on_under_its_name(open_runner: OpenRunn
     # It was seen half way before, and never goes back.
     assert min(state.progress_ratio for state in states) >= 0.5
     assert [0, 1, 2, 3] == _numbers(runner, job_id)
+
+
+class _Away:
+    """Work of which the first tries find another service away."""
+
+    def __init__(self, num_tries: int, **details: str) -> None:
+        self.num_tries = num_tries
+        self.asked = 0
+        self._details = details
+
+    def __call__(self, request: dict[str, int]) -> Work:
+        def work(_: JobProgress) -> _Answer:
+            self.asked += 1
+            if self.asked <= self.num_tries:
+                raise ServiceUnavailableError("away", **self._details)
+            return _Answer(value=request["size"])
+
+        return work
+
+
+def _create_away(runner: JobRunner, work: _Away, request: _Question | None) -> Job:
+    return runner.create("count", work({"size": 4}), request)
+
+
+_PATIENT = JobLimits(first_retry_s=0.001)
+
+
+def test_a_job_waits_for_a_service_that_is_away(open_runner: OpenRunner) -> None:
+    """As long as a restart takes; what is said meanwhile names the service."""
+    work = _Away(3, peer="predictor at host:1")
+    runner = open_runner(work, limits=_PATIENT)
+    job = _create_away(runner, work, _Question(size=4))
+    assert JobState.SUCCEEDED is list(runner.watch(job.job_id))[-1].state
+    assert 4 == work.asked
+
+
+@pytest.mark.parametrize(
+    ("num_tries", "peer", "request_", "expected"),
+    [
+        (99, "predictor at host:1", _Question(size=4), 8),
+        (1, "predictor at host:1", None, 1),
+        (1, "", _Question(size=4), 1),
+    ],
+    ids=["for too long", "a job that cannot go on", "no other service's error"],
+)
+def test_a_job_does_not_wait(
+    num_tries: int,
+    peer: str,
+    request_: _Question | None,
+    expected: int,
+    open_runner: OpenRunner,
+) -> None:
+    work = _Away(num_tries, **({"peer": peer} if peer else {}))
+    runner = open_runner(work, limits=_PATIENT)
+    ended = list(runner.watch(_create_away(runner, work, request_).job_id))[-1]
+    assert (JobState.FAILED, "SERVICE_UNAVAILABLE") == (ended.state, ended.error_reason)
+    assert expected == work.asked
+
+
+def test_a_job_that_waits_can_be_cancelled(open_runner: OpenRunner) -> None:
+    work = _Away(99, peer="predictor at host:1")
+    runner = open_runner(work, limits=JobLimits(first_retry_s=3600.0))
+    job = _create_away(runner, work, _Question(size=4))
+    states = iter(runner.watch(job.job_id))
+    while "waits for the predictor" not in next(states).message:
+        pass
+    runner.cancel(job.job_id)
+    assert JobState.CANCELLED is list(states)[-1].state
 
 
 def test_who_watched_is_told_that_the_service_ends(open_runner: OpenRunner) -> None:

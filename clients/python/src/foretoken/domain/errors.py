@@ -277,7 +277,7 @@ class CatalogBusyError(ForetokenError):
 
 
 class ServiceUnavailableError(ForetokenError):
-    """A service did not answer within its deadline; retry."""
+    """A service did not answer within its deadline; retry. `peer` says which other one."""
 
     reason = "SERVICE_UNAVAILABLE"
 

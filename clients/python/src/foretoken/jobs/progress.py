@@ -73,6 +73,17 @@ class JobProgress:
         """
         self.update(self._ratio, message)
 
+    def wait(self, delay_s: float, message: str) -> None:
+        """Publish what is waited for, and wait so many seconds.
+
+        Raises:
+            CancelledJobError: the job was cancelled; let it pass.
+
+        """
+        self.note(message)
+        self._cancelled.wait(delay_s)
+        self.check()
+
     def check(self) -> None:
         """Do nothing while the job is wanted.
 

@@ -29,6 +29,7 @@ from foretoken.domain.job import Job, JobState, WakingWatch
 from foretoken.jobs.board import JobBoard
 from foretoken.jobs.folder import LIST_SUFFIX, JobFolder, StoredRequest
 from foretoken.jobs.job_threads import JobThreads
+from foretoken.jobs.patience import do_patiently
 from foretoken.jobs.progress import JobProgress
 from foretoken.jobs.reading import WITHOUT_RESULT, ReadsJobs
 from foretoken.jobs.sharing import JobListener, SharedJobs, interrupted
@@ -47,10 +48,14 @@ _MAX_NOTICES = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class JobLimits:
-    """How many jobs may wait, and how many of one caller may not have ended (0: any number)."""
+    """How many jobs may wait, and how many of one caller may not have ended (0: any number).
+
+    One that can go on waits `first_retry_s` for a service that is away, and then longer.
+    """
 
     max_queued: int = 64
     max_per_caller: int = 0
+    first_retry_s: float = 1.0
 
 
 _LIMITS = JobLimits()
@@ -395,7 +400,7 @@ class JobRunner(ReadsJobs):
         try:
             attributes = {"foretoken.job_id": job_id}
             with progress.of_this_thread(), trace.span(f"job {kind}", attributes):
-                outcome = work(progress)
+                outcome = self._do(job_id, work, progress)
             self._folder.save_result(job_id, outcome)
         except CancelledJobError:
             self._stop(job_id)
@@ -408,6 +413,11 @@ class JobRunner(ReadsJobs):
         else:
             if self._finish(job_id, JobState.SUCCEEDED):
                 self._on_success(self._board.get(job_id))
+
+    def _do(self, job_id: str, work: Work, progress: JobProgress) -> object:
+        if job_id not in self._resumable:
+            return work(progress)
+        return do_patiently(work, progress, self._limits.first_retry_s)
 
     def _new_progress(self, job_id: str) -> JobProgress:
         def report(ratio: float, message: str) -> None:

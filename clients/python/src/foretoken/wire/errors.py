@@ -159,7 +159,10 @@ def _plain_error(code: grpc.StatusCode, details: str, peer: str) -> ForetokenErr
         code = grpc.StatusCode.CANCELLED
     cls, explanation = _PLAIN_ERRORS.get(code, (ForetokenError, f"{code.name}; try again"))
     message = f"{peer}: {explanation}"
-    return cls(f"{message} ({details})" if details else message)
+    error = cls(f"{message} ({details})" if details else message)
+    if isinstance(error, errors.ServiceUnavailableError):
+        error.details = {"peer": peer}
+    return error
 
 
 def _error_info(error: ForetokenError) -> error_details_pb2.ErrorInfo:
