@@ -46,6 +46,7 @@ from foretoken.predictor.recent_rows import parse_time
 from foretoken.predictor.starter import LayeredModels, layer, open_starter, own_version
 from foretoken.predictor.statistics import PredictionStatistics
 from foretoken.predictor.training import Known, open_workers, train_models
+from foretoken.predictor.training_journal import TrainingJournal
 from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.upkeep import RepeatedWork
 
@@ -293,6 +294,13 @@ class PredictorService(RunsJobs):
             self.statistics.observe_failed_model_load()
             raise
 
+    def _find_known(self, progress: JobProgress) -> Known:
+        """Return what need not be trained, also what this job had trained in another process."""
+        if not self._shares_jobs:
+            return Known(self._library.active, self._learner.kept)
+        journal = TrainingJournal(progress.kept_path("series"))
+        return Known(self._library.active, self._learner.kept, journal.read(), journal.append)
+
     def _train(self, request: TrainRequest, progress: JobProgress) -> PredictorTrainingReport:
         selection = MeasurementFilter(device=request.device, operator=request.operator)
         started_s = time.process_time()
@@ -309,7 +317,7 @@ class PredictorService(RunsJobs):
                 f"the catalog has no rows{of_what} to train on; profile a device or import "
                 f"measurements"
             )
-        known = Known(self._library.active, self._learner.kept)
+        known = self._find_known(progress)
         with open_workers(found, self._config) as executor:
             trained = train_models(found, request, known, self._config, progress, executor)
         models = self._library.keep(
