@@ -13,6 +13,18 @@ from foretoken.app.config import AppConfig, load_config
 
 Manifest = Mapping[str, Any]
 
+# What may change of a StatefulSet. Source: the API server's own message, "updates to statefulset
+# spec for fields other than ... are forbidden" (ValidateStatefulSetUpdate of Kubernetes 1.36).
+_CHANGEABLE = {
+    "replicas",
+    "ordinals",
+    "template",
+    "updateStrategy",
+    "revisionHistoryLimit",
+    "persistentVolumeClaimRetentionPolicy",
+    "minReadySeconds",
+}
+
 
 def render(kubectl: str, folder: Path) -> list[Manifest]:
     """Return everything that one variant applies."""
@@ -21,6 +33,23 @@ def render(kubectl: str, folder: Path) -> list[Manifest]:
     )
     assert (0, "") == (rendered.returncode, rendered.stderr)
     return list(yaml.safe_load_all(rendered.stdout))
+
+
+def fixed_of(manifest: Manifest) -> Mapping[str, object]:
+    """Return what an apply can not change of an object that is there."""
+    kind, spec = manifest["kind"], manifest.get("spec", {})
+    if kind == "StatefulSet":
+        return {key: value for key, value in spec.items() if key not in _CHANGEABLE}
+    if kind == "Deployment":
+        return {"selector": spec["selector"]}
+    if kind == "Service":
+        # None stands for no address of its own, for ever.
+        return {"clusterIP": spec.get("clusterIP", "")}
+    if kind == "PersistentVolumeClaim":
+        return {key: value for key, value in spec.items() if key != "resources"}
+    if kind.endswith("RoleBinding"):
+        return {"roleRef": manifest["roleRef"]}
+    return {}
 
 
 def find(manifests: Sequence[Manifest], kind: str, name: str) -> Manifest:
