@@ -80,3 +80,22 @@ def serve_home(
             yield WebClient(running.port)
         finally:
             running.close()
+
+
+def post_form(
+    web: WebClient,
+    path: str,
+    fields: Mapping[str, str],
+    headers: Mapping[str, str] | None = None,
+    **files: str,
+) -> Answer:
+    """Send a form with files, each by the name of its field."""
+    parts = [f'Content-Disposition: form-data; name="{k}"\r\n\r\n{v}' for k, v in fields.items()]
+    parts += [
+        f'Content-Disposition: form-data; name="{name}"; filename="{name}.csv"\r\n'
+        f"Content-Type: text/csv\r\n\r\n{content}"
+        for name, content in files.items()
+    ]
+    body = "".join(f"--edge\r\n{part}\r\n" for part in parts) + "--edge--\r\n"
+    media = "multipart/form-data; boundary=edge"
+    return web.send("POST", path, body.encode(), Content_Type=media, **(headers or {}))

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
-from web_client import Answer, WebClient, serve_home
+from web_client import Answer, WebClient, post_form, serve_home
 
 from foretoken.app.config import ServerConfig
 from foretoken.app.web.pages import VIEWS
@@ -271,47 +271,6 @@ def test_files_of_the_program_are_kept_by_browsers(web: WebClient) -> None:
     assert 404 == web.get("/static/0/no.js").status
 
 
-def _validate(web: WebClient, content: str, file_name: str = "run.csv", **fields: str) -> Answer:
-    given = {"model": "llama-3.1-8b", "device": "h100_sxm", "tp": "1", **fields}
-    parts = [f'Content-Disposition: form-data; name="{k}"\r\n\r\n{v}' for k, v in given.items()]
-    file = f'Content-Disposition: form-data; name="measured"; filename="{file_name}"'
-    parts.append(f"{file}\r\nContent-Type: text/csv\r\n\r\n{content}")
-    body = "".join(f"--edge\r\n{part}\r\n" for part in parts) + "--edge--\r\n"
-    body_bytes = body.encode()
-    return web.send(
-        "POST", "/validate", body_bytes, Content_Type="multipart/form-data; boundary=edge"
-    )
-
-
-def test_a_measured_run_is_set_against_its_simulation(web: WebClient) -> None:
-    measured = (_EXAMPLES / "measured-requests.csv").read_text("utf-8")
-    page = _validate(web, measured)
-    assert (200, b"measured and simulated" in page.body) == (page.status, True)
-    assert "'sha256-" in page.headers["Content-Security-Policy"]
-
-
-@pytest.mark.parametrize(
-    ("content", "fields", "said"),
-    [
-        ("", {}, "choose the file"),
-        ("no,run\n1,2\n", {}, "run.csv"),
-        ("arrival_s,input_tokens,output_tokens\n0,8,8\n", {"model": "/etc/hostname"}, "no preset"),
-        ("arrival_s,input_tokens,output_tokens\n0,8,8\n", {"tp": "two"}, "not a whole number"),
-    ],
-)
-def test_a_run_that_cannot_be_read_is_refused(
-    web: WebClient, content: str, fields: dict[str, str], said: str
-) -> None:
-    page = _validate(web, content, **fields)
-    assert (400, True) == (page.status, said in html.unescape(page.body.decode()))
-
-
-@pytest.mark.parametrize("name", ["..", "x" * 300, "..\\\\..\\\\evil", "<b>", "é.csv"])
-def test_a_measured_run_may_have_any_name(web: WebClient, name: str) -> None:
-    page = _validate(web, "no,run\n1,2\n", file_name=name)
-    assert (400, True) == (page.status, "in no format known here" in page.body.decode())
-
-
 @pytest.mark.parametrize(
     "body", [b"no parts", b'--edge\r\nContent-Disposition: form-data; name="\xff"']
 )
@@ -320,19 +279,6 @@ def test_a_form_that_cannot_be_read_is_refused(web: WebClient, body: bytes) -> N
     page = web.send("POST", "/validate", body, Content_Type=form)
     assert (400, True) == (page.status, b"the form cannot be read" in page.body)
     assert 400 == web.send("POST", "/validate", b"", Content_Type="multipart/form-data").status
-
-
-def _post_form(web: WebClient, path: str, fields: dict[str, str], **files: str) -> Answer:
-    """Send a form with files, each by the name of its field."""
-    parts = [f'Content-Disposition: form-data; name="{k}"\r\n\r\n{v}' for k, v in fields.items()]
-    parts += [
-        f'Content-Disposition: form-data; name="{name}"; filename="{name}.csv"\r\n'
-        f"Content-Type: text/csv\r\n\r\n{content}"
-        for name, content in files.items()
-    ]
-    body = "".join(f"--edge\r\n{part}\r\n" for part in parts) + "--edge--\r\n"
-    media = "multipart/form-data; boundary=edge"
-    return web.send("POST", path, body.encode(), Content_Type=media)
 
 
 def _shown_fields(web: WebClient, path: str) -> dict[str, str]:
@@ -348,25 +294,25 @@ def _shown_fields(web: WebClient, path: str) -> dict[str, str]:
 def test_the_example_of_a_form_can_be_asked_as_it_stands(web: WebClient, path: str) -> None:
     fields = _shown_fields(web, path)
     check = "/check" if path == "/" else "/train/check"
-    assert {} == _post_form(web, check, fields).json
-    assert "no preset" in _post_form(web, check, {**fields, "model": "none"}).json["model"]
+    assert {} == post_form(web, check, fields).json
+    assert "no preset" in post_form(web, check, {**fields, "model": "none"}).json["model"]
 
 
 def test_what_is_wrong_is_named_by_the_fields_of_the_form(web: WebClient) -> None:
-    checked = _post_form(web, "/check", {**_QUESTION, "gpus": "0"})
+    checked = post_form(web, "/check", {**_QUESTION, "gpus": "0"})
     assert "at least 1" in checked.json["gpus"]
-    spread = _post_form(web, "/check", {**_QUESTION, "spread": "-1"})
+    spread = post_form(web, "/check", {**_QUESTION, "spread": "-1"})
     assert "from 0 to" in spread.json["spread"]
-    listed = _post_form(web, "/check", {**_QUESTION, "devices": "h20", "prices": "lambda"})
+    listed = post_form(web, "/check", {**_QUESTION, "devices": "h20", "prices": "lambda"})
     assert "has no price of h20" in listed.json["prices"]
     nodes = {"model": "llama-3.1-8b", "subsets": "on", "gpus": "8", "devices": "h100_sxm"}
-    assert "--nodes" in _post_form(web, "/train/check", nodes).json["subsets"]
+    assert "--nodes" in post_form(web, "/train/check", nodes).json["subsets"]
 
 
 def test_prices_of_a_list_and_a_trace_are_part_of_the_question(web: WebClient) -> None:
     trace = "arrival_s,input_tokens,output_tokens\n0,64,8\n1,80,8\n"
     fields = {**_QUESTION, "prices": "lambda", "finalists": "0"}
-    asked = _post_form(web, "/", fields, trace=trace)
+    asked = post_form(web, "/", fields, trace=trace)
     job_id = asked.headers["Location"].rpartition("/")[2]
     assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
     columns = web.get(f"/answers/{job_id}/candidates").json
@@ -377,7 +323,7 @@ def test_prices_of_a_list_and_a_trace_are_part_of_the_question(web: WebClient) -
         [one["num_prefill_tokens"] for one in workload["trace_requests"]],
         workload["trace_path"],
     )
-    wrong = _post_form(web, "/", fields, trace="no,trace\n1,2\n")
+    wrong = post_form(web, "/", fields, trace="no,trace\n1,2\n")
     assert (400, True) == (wrong.status, b"trace.csv" in wrong.body)
 
 
@@ -387,7 +333,7 @@ def test_measurements_come_in_through_the_pages_and_are_looked_at(tmp_path: Path
     mapping = (_EXAMPLES / "collectives-mapping.yaml").read_text("utf-8")
     with serve_home(tmp_path, services=_SERVICES) as web:
         form = {"format": "generic"}
-        begun = _post_form(web, "/catalog/imports", form, file=table, mapping=mapping)
+        begun = post_form(web, "/catalog/imports", form, file=table, mapping=mapping)
         path = begun.headers["Location"]
         while not (state := web.get(f"{path}/state").json)["is_final"]:
             time.sleep(0.02)
@@ -407,7 +353,7 @@ def test_measurements_come_in_through_the_pages_and_are_looked_at(tmp_path: Path
         shown = f"/catalog/sql/chart?q={query}&x=size&y=us&kind=lines"
         assert b"us over size" in web.get(shown).body
         assert 400 == web.get(shown.replace("kind=lines", "kind=pies")).status
-        checked = _post_form(web, "/catalog/check", {}).headers["Location"]
+        checked = post_form(web, "/catalog/check", {}).headers["Location"]
         assert "/jobs/catalog/check-" in checked
         while web.get(checked).status != 303:
             time.sleep(0.02)
@@ -416,12 +362,12 @@ def test_measurements_come_in_through_the_pages_and_are_looked_at(tmp_path: Path
 
 
 def test_an_import_that_fails_says_why(web: WebClient) -> None:
-    begun = _post_form(web, "/catalog/imports", {"format": "nccl_tests"}, file="no,rows\n")
+    begun = post_form(web, "/catalog/imports", {"format": "nccl_tests"}, file="no,rows\n")
     path = begun.headers["Location"]
     while not (state := web.get(f"{path}/state").json)["is_final"]:
         time.sleep(0.02)
     assert ("failed", True) == (state["state"], "import in file.csv" in state["message"])
-    assert b"choose a file" in _post_form(web, "/catalog/imports", {"format": "fasop"}).body
+    assert b"choose a file" in post_form(web, "/catalog/imports", {"format": "fasop"}).body
     assert 404 == web.get("/catalog/imports/import-none").status
 
 
@@ -436,43 +382,6 @@ def test_an_import_that_fails_says_why(web: WebClient) -> None:
 )
 def test_an_estimate_that_cannot_be_says_why(web: WebClient, query: str, said: str) -> None:
     shown = web.get(f"/catalog/estimate?{query}")
-    assert (400, True) == (shown.status, said in html.unescape(shown.body.decode()))
-
-
-_TRAINED = {
-    "model": "llama-2-7b",
-    "device": "a100_sxm_80",
-    "tp": "2",
-    "pp": "2",
-    "dp": "2",
-    "global_batch_size": "8",
-    "zero_stage": "1",
-}
-
-
-def test_measured_steps_are_compared_and_calibrated_in_one_click(web: WebClient) -> None:
-    measured = (_EXAMPLES / "measured-steps.csv").read_text("utf-8")
-    path = "/validate/training"
-    compared = _post_form(web, path, _TRAINED, measured=measured)
-    assert (200, False) == (compared.status, b"step_factor" in compared.body)
-    calibrated = _post_form(web, path, {**_TRAINED, "calibrate": "on"}, measured=measured)
-    assert (200, True) == (calibrated.status, b"step_factor" in calibrated.body)
-
-
-@pytest.mark.parametrize(
-    ("fields", "content", "said"),
-    [
-        ({}, "", "choose the file"),
-        ({"tp": "two"}, "time_ms\n1\n", "not a whole number"),
-        ({}, "no,steps\n1,2\n", "measured.csv"),
-        ({"model": "/etc/hostname"}, "time_ms\n1\n", "no preset"),
-        ({"recompute": "some"}, "time_ms\n1\n", "recompute"),
-    ],
-)
-def test_measured_steps_that_cannot_be_compared_are_refused(
-    web: WebClient, fields: dict[str, str], content: str, said: str
-) -> None:
-    shown = _post_form(web, "/validate/training", {**_TRAINED, **fields}, measured=content)
     assert (400, True) == (shown.status, said in html.unescape(shown.body.decode()))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun, encode_run
-from foretoken.simulator.validation.measured_run import load_run
+from foretoken.simulator.validation.measured_run import load_run, load_runs
 
 _SHARED = Path(__file__).resolve().parents[4] / ".." / "shared" / "data"
 _RUNS = _SHARED / "llmservingsim" / "runs"
@@ -405,10 +405,29 @@ def test_an_older_benchmark_of_guidellm_is_read(tmp_path: Path) -> None:
     assert (0, (0.0, 0.5, 1.0)) == (run.concurrency, _times(run.completed[0]))
 
 
+def test_a_sweep_of_guidellm_is_a_run_for_each_load(tmp_path: Path) -> None:
+    """Named by its strategy; two that are alike also by their places."""
+    rates = [{"type_": "constant", "rate": rate} for rate in (1.25, 2.5, 2.5)]
+    strategies = [{"type_": "synchronous"}, {"type_": "concurrent", "streams": 4}, *rates]
+    sweep = [_guidellm(config={"strategy": one}) for one in strategies]
+    path = _write(tmp_path / "run.json", {"benchmarks": sweep})
+    runs = load_runs(path)
+    twice = ("constant 2.5/s, benchmarks[3]", "constant 2.5/s, benchmarks[4]")
+    names = ("synchronous", "concurrent 4", "constant 1.25/s", *twice)
+    assert names == tuple(run.name for run in runs)
+    assert [1, 4, 0, 0, 0] == [run.concurrency for run in runs]
+    assert runs[1] == load_run(path, name="concurrent 4")
+    with pytest.raises(
+        InvalidRequestError, match="no run 'concurrent 5'; name one of 'synchronous'"
+    ):
+        load_run(path, name="concurrent 5")
+
+
 @pytest.mark.parametrize(
     ("benchmarks", "problem"),
     [
-        ([_guidellm(), _guidellm()], "holds 2 benchmarks"),
+        ([], "holds no benchmark"),
+        ([_guidellm(), _guidellm()], "holds 2 runs"),
         ([_guidellm(requests={"successful": [{"prompt_tokens": 1}]})], "no times of its first"),
         ([_guidellm(config={"strategy": {"type_": "concurrent"}})], "expected streams"),
     ],

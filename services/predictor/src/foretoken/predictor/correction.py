@@ -147,7 +147,8 @@ def _price(request: CorrectionRequest, predict: Predict) -> tuple[Mapping[str, F
     for index, observation in enumerate(request.observations):
         for item in observation.calls:
             call = item.call
-            key = (call.operator, call.dtype, call.phase, tuple(sorted(call.dims)))
+            kind = (call.operator, call.dtype, call.phase, call.variant, call.kernel)
+            key = (*kind, tuple(sorted(call.dims)))
             places.setdefault(key, []).append((index, item.count, call))
     tables = tuple(table_of_calls([call for _, _, call in members]) for members in places.values())
     reply = predict(

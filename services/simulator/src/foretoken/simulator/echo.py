@@ -153,8 +153,10 @@ def _best_shares(report: ServingSearchReport | TrainingSearchReport) -> tuple[st
 
 
 def _remarks(scenario: ServingScenario) -> tuple[str, ...]:
-    """Return what engines run in another way than asked, of all pools."""
-    found = (quantization_of(part).remark for part in pool_scenarios(scenario))
+    """Return what engines run in another way than asked, of all pools, and what corrects them."""
+    found = [quantization_of(part).remark for part in pool_scenarios(scenario)]
+    if scenario.correction:
+        found.append(f"operators' times are corrected by `{scenario.correction}`")
     return tuple(dict.fromkeys(remark for remark in found if remark))
 
 

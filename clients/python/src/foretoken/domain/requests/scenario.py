@@ -93,6 +93,9 @@ class ServingScenario:
         None, "drafts that a step verifies: see speculative decoding"
     )
     lora: LoraSpec | None = option(None, "adapters that requests ask for: see clusters")
+    correction: str = option(
+        "", "correction of operators' times on the device: `foretoken list corrections`"
+    )
 
     @property
     def num_devices(self) -> int:

@@ -10,6 +10,7 @@ import yaml
 from rich.table import Table
 from typer.core import TyperGroup
 
+from foretoken.app.cli.calibrate_serving import serving
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     build_table,
@@ -60,6 +61,9 @@ app = typer.Typer(
     help="Correct estimates by what was observed end to end.",
     no_args_is_help=True,
 )
+
+
+app.command()(serving)
 
 
 @app.command(_DEFAULT)

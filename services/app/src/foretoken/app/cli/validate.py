@@ -2,7 +2,8 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,12 +24,15 @@ from foretoken.app.cli.validate_installed import PublishedOptions, validate_inst
 from foretoken.app.cli.validate_steps import steps
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.client.facade import Foretoken
-from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.option import option
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.serving_run import ServingRun
+from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.simulator.validation.measured_run import load_run, scenario_of_run
-from foretoken.simulator.validation.serving import validate_serving
+from foretoken.simulator.validation.measured_run import load_run, load_runs, scenario_of_run
+from foretoken.simulator.validation.serving import ServingValidation, validate_serving
 from foretoken.simulator.validation.serving_comparison import RequestComparison
-from foretoken.simulator.validation.serving_page import validation_sections
+from foretoken.simulator.validation.serving_page import sweep_sections
 from foretoken.simulator.validation.training import TrainingValidation, validate_training
 from foretoken.simulator.validation.training_page import training_validation_sections
 from foretoken.simulator.validation.training_run import read_run
@@ -39,11 +43,20 @@ app = typer.Typer(help="Compare a simulation with what was measured.", no_args_i
 app.command()(steps)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredOptions:
+    """How the file of a measured run is read."""
+
+    format: str = option("", "Its format; found out by its content if left out.")
+    run: str = option("", "Which of several runs in it; all of them if left out.")
+
+
 @app.command()
 @with_option_groups
 def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     context: typer.Context,
     published: PublishedOptions,
+    chosen: MeasuredOptions,
     scenario: Annotated[
         Path | None,
         typer.Argument(help="Scenario file: model, device and engine of the server (YAML)."),
@@ -51,12 +64,8 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
     measured: Annotated[
         Path | None, typer.Option(help="The measured run: a file, or the folder a tool wrote.")
     ] = None,
-    format_name: Annotated[
-        str, typer.Option("--format", help="Its format; found out by its content if left out.")
-    ] = "",
     change: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one key of the scenario: `engine.max_num_seqs=128`."),
+        list[str] | None, typer.Option("--set", help="Change one key: `engine.max_num_seqs=128`.")
     ] = None,
     html: Annotated[Path | None, page_option("--html")] = None,
     requests_csv: Annotated[
@@ -72,7 +81,8 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
     --save-detailed`, from AIPerf (`profile_export.jsonl`), GenAI-Perf (`profile_export.json`) or
     GuideLLM (`benchmarks.json`), or be a CSV table with `arrival_s, input_tokens, output_tokens`,
     `first_token_s` or `ttft_ms`, and `last_token_s` or `e2e_ms`. Its arrivals and lengths replace
-    the scenario's workload; model, device, layout and engine are the scenario's.
+    the scenario's workload; model, device, layout and engine are the scenario's. A file of several
+    runs, such as a sweep of GuideLLM's, is compared run by run.
 
     Example: `foretoken validate serving server.yaml --measured run.json --page comparison.html`
     """
@@ -82,31 +92,48 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
         return
     if scenario is None or measured is None:
         raise typer.BadParameter("give a scenario and --measured, or --against installed")
+    server = read_serving_scenario(scenario, scenario_changes(change))
+    runs = _read_runs(measured, chosen)
     with open_composition(state) as services:
-        run = load_run(measured, format_name)
-        replayed = scenario_of_run(read_serving_scenario(scenario, scenario_changes(change)), run)
-        with show_progress(f"simulate {len(run.completed)} measured requests") as update:
-            report = services.foretoken("simulator").simulate_serving(replayed, on_progress=update)
-        validation = validate_serving(run, report)
-        state.print_object(
-            validation,
-            lambda: stack_sections(validation_sections(validation, has_pictures=False)),
-            report.echo,
-        )
-        if requests_csv is not None:
-            _write_requests(requests_csv, validation.requests)
-            note(f"requests written to {requests_csv}")
-        if html is not None:
-            title = f"{replayed.model.name} on {replayed.device}: measured and simulated"
-            write_page(html, title, validation_sections(validation), report.echo)
+        simulate = partial(_replay, services.foretoken("simulator"), server)
+        reports = list(map(simulate, runs))
+    validations = list(map(validate_serving, runs, reports))
+    state.print_object(
+        validations if len(runs) > 1 else validations[0],
+        lambda: stack_sections(sweep_sections(validations, has_pictures=False)),
+        reports[0].echo,
+    )
+    if requests_csv is not None:
+        _write_requests(requests_csv, validations)
+    if html is not None:
+        title = f"{server.model.name} on {server.device}: measured and simulated"
+        write_page(html, title, sweep_sections(validations), reports[0].echo)
 
 
-def _write_requests(path: Path, requests: Sequence[RequestComparison]) -> None:
+def _read_runs(path: Path, chosen: MeasuredOptions) -> tuple[ServingRun, ...]:
+    if chosen.run:
+        return (load_run(path, chosen.format, chosen.run),)
+    return load_runs(path, chosen.format)
+
+
+def _replay(foretoken: Foretoken, server: ServingScenario, run: ServingRun) -> ServingReport:
+    with show_progress(f"simulate {len(run.completed)} measured requests") as update:
+        return foretoken.simulate_serving(scenario_of_run(server, run), on_progress=update)
+
+
+def _write_requests(path: Path, validations: Sequence[ServingValidation]) -> None:
+    """Write a line for each request; those of several runs begin with their run."""
     names = [item.name for item in fields(RequestComparison)]
+    has_several = len(validations) > 1
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(names)
-        writer.writerows([getattr(request, name) for name in names] for request in requests)
+        writer.writerow(["run"] * has_several + names)
+        writer.writerows(
+            [one.run_name] * has_several + [getattr(request, name) for name in names]
+            for one in validations
+            for request in one.requests
+        )
+    note(f"requests written to {path}")
 
 
 @app.command()

@@ -26,6 +26,7 @@ from foretoken.app.web.views import (
     results,
     validate,
     validate_training,
+    validated,
 )
 from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit
 from foretoken.domain.errors import UnauthenticatedError
@@ -75,6 +76,10 @@ VIEWS: Mapping[str, View] = {
     "POST /validate": validate.compare,
     "GET /validate/training": validate_training.show,
     "POST /validate/training": validate_training.compare,
+    "GET /validate/{name}": validated.show,
+    "GET /validate/{name}/report": validated.send_report,
+    "GET /validate/{name}/measured": validated.send_measured,
+    "POST /validate/{name}/calibrate": validated.calibrate,
 }
 _NAV: Final = (
     ("/", "Ask"),

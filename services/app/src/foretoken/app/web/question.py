@@ -3,6 +3,7 @@
 Nothing in a form names a file of this machine: models are presets or texts, traces are sent.
 """
 
+import json
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.domain.requests.training_search import TrainingSearchRequest
 
 CONFIG, TRACE, SPREAD, PRICES = "config", "trace", "spread", "prices"
+CORRECTION: Final = "correction"
 _OWN_FIELDS: Final = frozenset({"model", "change", "tokens", "dataset", "price_list", "space"})
 SERVING = QuestionForm(
     search_serving.QuestionOptions,
@@ -59,14 +61,18 @@ def read_serving_request(
         **SERVING.answers(search_serving.TargetOptions, given).read()
     )
     trace = uploads.get(TRACE)
+    correction = given.get(CORRECTION, "").strip()
+    changes: tuple[str, ...] = ()
+    if correction:
+        changes = (f"correction={json.dumps(correction)}",)
     if trace is None or not trace.content:
-        changes = _spread_lengths(given, said)
+        changes += _spread_lengths(given, said)
         return _build_serving(
             {"model": model_text(given), **said}, changes, targets, answers, given
         )
     said = {name: value for name, value in said.items() if name not in ("isl", "osl")}
     with stored(trace) as path:
-        changes = ("workload.arrival=trace", f"workload.trace_path={path}")
+        changes += ("workload.arrival=trace", f"workload.trace_path={path}")
         try:
             request = _build_serving(said, changes, targets, answers, given)
         except InvalidRequestError as err:

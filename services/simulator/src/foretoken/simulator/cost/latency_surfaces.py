@@ -62,6 +62,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         rows_per_seq=_tokens_per_seq(scenario),
         two_batch_tokens=engine.two_batch_tokens if engine_layout(scenario).dp > 1 else 0,
         power_limit_w=scenario.power_limit_w,
+        correction=scenario.correction,
         images=_images_of(scenario),
         fused_norm_bytes=(
             find_fused_bytes(find_device(scenario.device), engine_layout(scenario))
@@ -146,6 +147,7 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: PredictorPort) -> LatencySurfac
         prefer_measured=True,
         sustained=spec.power_limit_w > 0,
         power_limit_w=spec.power_limit_w,
+        correction=spec.correction,
     )
     reply = predictor.predict(query)
     return form.surfaces(questions.match(reply.tables), reply.model_version)

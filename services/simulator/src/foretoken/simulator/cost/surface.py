@@ -19,7 +19,8 @@ class SurfaceSpec:
     1 only where engines run in lock step and share experts. A sequence is sampled from at
     `rows_per_seq` of its tokens at most. Engines in lock step compute steps of `two_batch_tokens`
     each (0: none) in two halves. Where devices are limited to `power_limit_w`, 0 for what they are
-    sold with, times are those of work that lasts, not of bursts. `images` are those of every prompt
+    sold with, times are those of work that lasts, not of bursts. A `correction` (empty: none) is
+    multiplied to operators' times. `images` are those of every prompt
     (None: prompts are text). Sums over ranks of at most `fused_norm_bytes` are one kernel with the
     norm after them.
     """
@@ -41,6 +42,7 @@ class SurfaceSpec:
     rows_per_seq: int = 1
     two_batch_tokens: int = 0
     power_limit_w: float = 0.0
+    correction: str = ""
     images: EncodedImages | None = None
     fused_norm_bytes: float = 0.0
 

@@ -176,7 +176,8 @@ class StepRange:
     """Decode steps of one kind: those with `feature` above `low` and up to `high`.
 
     `measured_ms` is the median gap between tokens in them, `simulated_ms` what the simulation's
-    steps would take with what was in the measured ones.
+    steps would take with what was in the measured ones. `batch`, `context_tokens` and
+    `prefill_tokens` are what was in them on average, as in `DecodeSamples`.
     """
 
     feature: str
@@ -185,6 +186,9 @@ class StepRange:
     share_ratio: float
     measured_ms: float
     simulated_ms: float
+    batch: float = 0.0
+    context_tokens: float = 0.0
+    prefill_tokens: float = 0.0
 
     @property
     def error_ratio(self) -> float:
@@ -311,9 +315,14 @@ def _ranges_of(
                 share_ratio=share,
                 measured_ms=measured_ms,
                 simulated_ms=measured_ms * _median(ratios[inside], weight),
+                **{name: _mean(getattr(samples, name)[inside], weight) for name in FEATURES},
             )
         )
     return found
+
+
+def _mean(values: Floats, weight: Floats) -> float:
+    return float(values @ weight / weight.sum())
 
 
 def _median(values: Floats, weight: Floats) -> float:

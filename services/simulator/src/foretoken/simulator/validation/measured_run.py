@@ -138,13 +138,14 @@ class MeasuredRunFormat:
     """A format of measured runs, which other tools write or people keep.
 
     `recognises` tells by a file's content, and raises nothing but what reading it raises; `read`
-    returns the run or says what was expected where. `file_names` are looked for in a folder.
+    returns the runs or says what was expected where; those of several have names that differ.
+    `file_names` are looked for in a folder.
     """
 
     title: str
     file_names: Sequence[str]
     recognises: Callable[[RunFile], bool]
-    read: Callable[[RunFile], ServingRun]
+    read: Callable[[RunFile], ServingRun | Sequence[ServingRun]]
 
 
 def all_formats() -> Mapping[str, MeasuredRunFormat]:
@@ -152,11 +153,28 @@ def all_formats() -> Mapping[str, MeasuredRunFormat]:
     return scan_modules(_FORMATS, "MEASURED_RUN")
 
 
-def load_run(path: Path, format_name: str = "") -> ServingRun:
-    """Return the measured run in a file, or in a folder that a tool wrote.
+def load_run(path: Path, format_name: str = "", name: str = "") -> ServingRun:
+    """Return the only measured run in a file, or the one of a name; see `load_runs`.
 
-    Times count from the first request that was sent. An empty format name means the one whose
-    content it is.
+    Raises:
+        InvalidRequestError: as `load_runs`; or it has several and none is named, or none of it.
+        UnknownPluginError: no such format.
+
+    """
+    runs = load_runs(path, format_name)
+    found = [run for run in runs if not name or run.name == name]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(repr(run.name) for run in runs)
+    problem = f"holds no run {name!r}" if name else f"holds {len(runs)} runs"
+    raise InvalidRequestError.of_field("--run", f"{path}: {problem}; name one of {names}")
+
+
+def load_runs(path: Path, format_name: str = "") -> tuple[ServingRun, ...]:
+    """Return the measured runs in a file, or in a folder that a tool wrote; mostly one.
+
+    Times count from the first request of a run that was sent. An empty format name means the one
+    whose content it is.
 
     Raises:
         UnknownPluginError: no such format.
@@ -176,9 +194,14 @@ def load_run(path: Path, format_name: str = "") -> ServingRun:
             file.refuse(file.broken_json)
         known = "; ".join(f"{name} ({item.title})" for name, item in formats.items())
         file.refuse(f"in no format known here: {known}. Name it with --format if it is one of them")
-    run = next(iter(chosen.values())).read(file)
+    read = next(iter(chosen.values())).read(file)
+    runs = (read,) if isinstance(read, ServingRun) else read
+    return tuple(_settle(file, run) for run in runs)
+
+
+def _settle(file: RunFile, run: ServingRun) -> ServingRun:
     if not run.completed:
-        file.refuse(f"holds no completed request, and {run.num_failed} that failed")
+        file.refuse(f"holds no completed request, and {run.num_failed} that failed", run.name)
     _check_prompts(file, run)
     return _from_first_arrival(replace(run, name=run.name or file.path.stem))
 

@@ -1,23 +1,27 @@
 """The sections of a page about a measured serving run and its simulation."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from foretoken.domain.measurements.correction import Correction
 from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.page.block import Chart, Column
 from foretoken.page.chart import BLUE, ORANGE, Plot
-from foretoken.page.curve import draw_parts
-from foretoken.page.section import Fact, Section
+from foretoken.page.curve import Curve, draw_curves, draw_parts
+from foretoken.page.section import Cell, Fact, Section
 from foretoken.simulator.validation.decode_steps import DecodeComparison
 from foretoken.simulator.validation.finding import error_cell, findings_section, number_table
 from foretoken.simulator.validation.pictures import pairs_chart, shares_chart
 from foretoken.simulator.validation.serving import STEP_FEATURES, ServingValidation
+from foretoken.simulator.validation.serving_calibration import ServingCalibration
 from foretoken.simulator.validation.serving_comparison import STATISTICS
 
 # An error above this is pointed out.
 _ALERT_RATIO = 0.05
+_THROUGHPUT = "output_throughput_tps"
 _COMPONENT_COLORS = {
     "front end": "#8f959c",
     "queueing": "#d55e00",
@@ -41,6 +45,126 @@ def validation_sections(
         sections += [_steps(validation.decode)] if validation.decode.ranges else []
         sections.append(_step_parts(validation.decode))
     return [*sections, _worst(validation)]
+
+
+def sweep_sections(
+    validations: Sequence[ServingValidation], *, has_pictures: bool = True
+) -> list[Section]:
+    """Return what a page says of several runs of one server: their errors first, then each.
+
+    One alone is as `validation_sections` has it; the titles of several name their run.
+    """
+    if len(validations) == 1:
+        return validation_sections(validations[0], has_pictures=has_pictures)
+    parts = [
+        replace(section, title=f"{validation.run_name}: {section.title}")
+        for validation in validations
+        for section in (_findings(validation), _figures(validation), _residual(validation))
+    ]
+    loads = _all_loads(validations)
+    return [loads if has_pictures else replace(loads, pictures=()), *parts]
+
+
+def _all_loads(validations: Sequence[ServingValidation]) -> Section:
+    """Return the runs one below the other, and latency over throughput as both have it."""
+    metrics = list(dict.fromkeys(item.name for one in validations for item in one.metrics))
+    headers = ["run", "requests"]
+    for name in (*metrics, _THROUGHPUT):
+        label = METRICS[name].title if name == _THROUGHPUT else f"{METRICS[name].label} mean (ms)"
+        headers += [f"{label}, measured", "simulated", "error"]
+    rows = []
+    for one in validations:
+        means = {item.name: (item.measured.mean, item.simulated.mean) for item in one.metrics}
+        means[_THROUGHPUT] = _throughput(one)
+        row: list[float | str | Cell] = [one.run_name, one.num_compared]
+        for name in (*metrics, _THROUGHPUT):
+            measured, simulated = means.get(name, (0.0, 0.0))
+            error = simulated / measured - 1.0 if measured else 0.0
+            row += [measured, simulated, error_cell(error, _ALERT_RATIO)]
+        rows.append(row)
+    return Section(
+        title="All loads",
+        intro="Each run is simulated by itself, with its own requests at its own times.",
+        pictures=tuple(_draw_loads(validations, name) for name in metrics),
+        table=number_table(headers, rows),
+    )
+
+
+def _throughput(validation: ServingValidation) -> tuple[float, float]:
+    found = next(rate for rate in validation.rates if rate.name == _THROUGHPUT)
+    return found.measured, found.simulated
+
+
+def _draw_loads(validations: Sequence[ServingValidation], name: str) -> Chart:
+    metric = METRICS[name]
+    points = sorted(
+        (*_throughput(one), item.measured.mean, item.simulated.mean)
+        for one in validations
+        for item in one.metrics
+        if item.name == name
+    )
+    curves = [
+        Curve(
+            label=label, x=[one[at] for one in points], y=[one[at + 2] for one in points], color=c
+        )
+        for at, (label, c) in enumerate((("measured", ORANGE), ("simulated", BLUE)))
+    ]
+    plot = Plot(title=f"{metric.label} by load", caption="Further right and lower is better.")
+    x = Column(title=METRICS[_THROUGHPUT].title, name=_THROUGHPUT)
+    return draw_curves(plot, curves, x=x, y=Column(title=f"{metric.label} mean (ms)", name=name))
+
+
+def calibration_section(calibration: ServingCalibration) -> Section:
+    """Return what was learned of a run, how far it was off and is, and how to use it."""
+    correction = calibration.correction
+    figures = [
+        (f"{METRICS[raw.name].label} mean (ms)", raw.measured.mean, raw, now)
+        for raw, now in zip(calibration.raw.metrics, calibration.calibrated.metrics, strict=True)
+    ]
+    rows = [
+        (
+            *(label, measured, raw.simulated.mean, f"{raw.error_ratio('mean'):+.1%}"),
+            *(now.simulated.mean, error_cell(now.error_ratio("mean"), _ALERT_RATIO)),
+        )
+        for label, measured, raw, now in figures
+    ]
+    learned = _say_factors(correction)
+    if calibration.frontend_ms:
+        learned += f" The front end takes {calibration.frontend_ms:g} ms more."
+    left_out = f"{correction.left_out_error_ratio:.1%}"
+    expected = (
+        f"Steps of one kind, predicted from the others, are {left_out} off."
+        if len(correction.observations) > 1
+        else "One kind of step was seen, so nothing says what it is worth for others."
+    )
+    return Section(
+        title="Calibrated",
+        intro=f"{learned} {expected} The run is the one that was learned from: compare another"
+        " load before you rely on it. Below is what a scenario of the same server has.",
+        table=number_table(("", "measured", "raw", "error", "calibrated", "error then"), rows),
+        listing=write_calibrated(calibration),
+    )
+
+
+def _say_factors(correction: Correction) -> str:
+    factors = {
+        group or "all else": f"{factor:.3g}" for group, factor in sorted(correction.factors.items())
+    }
+    told = "Operators' times on " + correction.device
+    if len(set(factors.values())) == 1:
+        return f"{told} are multiplied by {next(iter(factors.values()))}."
+    return (
+        f"{told} are multiplied: {', '.join(f'{name} by {one}' for name, one in factors.items())}."
+    )
+
+
+def write_calibrated(calibration: ServingCalibration) -> str:
+    """Return the keys of a scenario that make it answer as the run did, as YAML."""
+    lines = [f"correction: {calibration.correction.name}"]
+    if calibration.frontend_ms:
+        frontend_ms = calibration.scenario.engine.rules["frontend_ms"]
+        lines += ["engine:", "  rules:", f"    frontend_ms: {frontend_ms}"]
+    return "\n".join(lines) + "\n"
 
 
 def _findings(validation: ServingValidation) -> Section:

@@ -747,6 +747,7 @@ class ServingScenario(_message.Message):
     CLUSTER_FIELD_NUMBER: _builtins.int
     SPECULATIVE_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
+    CORRECTION_FIELD_NUMBER: _builtins.int
     MODEL_REF_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the scenario. Not set: "serving"."""
@@ -776,6 +777,8 @@ class ServingScenario(_message.Message):
     """Measured power of a busy device in W. 0: not measured."""
     power_limit_w: _builtins.float
     """Power that each device is limited to, in W. 0: what it is sold with."""
+    correction: _builtins.str
+    """Correction that operators' times are multiplied with, by its name. Empty: none."""
     model_ref: _builtins.str
     """The model by the name of a preset, or as the text of a Hugging Face config.json; read where
     `model` is not set. Empty: an error there.
@@ -847,11 +850,12 @@ class ServingScenario(_message.Message):
         cluster: Global___ClusterSpec | None = ...,
         speculative: Global___SpeculativeSpec | None = ...,
         lora: Global___LoraSpec | None = ...,
+        correction: _builtins.str = ...,
         model_ref: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "engine", b"engine", "layout", b"layout", "lora", b"lora", "model", b"model", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "slo", b"slo", "speculative", b"speculative", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "device", b"device", "device_busy_w", b"device_busy_w", "device_idle_w", b"device_idle_w", "device_usd_per_hour", b"device_usd_per_hour", "dtype", b"dtype", "engine", b"engine", "framework", b"framework", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "layout", b"layout", "lora", b"lora", "model", b"model", "model_ref", b"model_ref", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "power_limit_w", b"power_limit_w", "quantization", b"quantization", "seed", b"seed", "slo", b"slo", "slo_classes", b"slo_classes", "speculative", b"speculative", "topology", b"topology", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "cluster", b"cluster", "correction", b"correction", "device", b"device", "device_busy_w", b"device_busy_w", "device_idle_w", b"device_idle_w", "device_usd_per_hour", b"device_usd_per_hour", "dtype", b"dtype", "engine", b"engine", "framework", b"framework", "kernels", b"kernels", "kv_dtype", b"kv_dtype", "layout", b"layout", "lora", b"lora", "model", b"model", "model_ref", b"model_ref", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "power_limit_w", b"power_limit_w", "quantization", b"quantization", "seed", b"seed", "slo", b"slo", "slo_classes", b"slo_classes", "speculative", b"speculative", "topology", b"topology", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["moe_imbalance_ratio"]  # noqa: Y015
     _WhichOneofArgType__moe_imbalance_ratio: _TypeAlias = _typing.Literal["_moe_imbalance_ratio", b"_moe_imbalance_ratio"]  # noqa: Y015

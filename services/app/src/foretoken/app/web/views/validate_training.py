@@ -1,13 +1,15 @@
 """Validate: steps of a training run simulated, set against measured ones, and calibrated."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from foretoken.app.cli.calibrate import describe_calibration, read_times, write_calibration
 from foretoken.app.web.question import find_problems, model_text, stored
+from foretoken.app.web.validations import Validation, ValidationFiles, keep_validation
 from foretoken.app.web.views.ask import known_names
-from foretoken.app.web.views.results import send_page
-from foretoken.app.web.visit import Sent, Shown, Upload, Visit
+from foretoken.app.web.views.validate import CALIBRATE
+from foretoken.app.web.visit import Redirect, Shown, Upload, Visit
 from foretoken.client.job_wait import wait_for_job
 from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
@@ -62,35 +64,50 @@ def show(visit: Visit) -> Shown:
     return _show(visit.asked or _EXAMPLE, {})
 
 
-def compare(visit: Visit) -> Shown | Sent:
-    """Simulate a step, and send the page that compares it, with a calibration if asked for."""
+def compare(visit: Visit) -> Shown | Redirect:
+    """Simulate a step, and go to the page that compares it, with a calibration if asked for."""
     try:
-        scenario = _read_scenario(visit.posted)
         upload = visit.uploads.get(_MEASURED)
         if upload is None or not upload.content:
             raise InvalidRequestError.of_field(_MEASURED, "choose the file of measured steps")
-        page = _compare(visit, scenario, upload)
+        return Redirect(f"/validate/{compare_steps(visit, visit.posted, upload).name}")
     except ForetokenError as err:
         return _show(visit.posted, find_problems(err), status=400)
-    return send_page(page)
 
 
-def _compare(visit: Visit, scenario: TrainingScenario, upload: Upload) -> str:
+def compare_steps(visit: Visit, given: Mapping[str, str], upload: Upload) -> Validation:
+    """Compare a file of steps with the run of a form, with a calibration if asked for; keep it.
+
+    Raises:
+        ForetokenError: what is wrong with the form, the file or the simulation.
+
+    """
+    scenario = _read_scenario(given)
+    learned = ""
     with stored(upload) as path:
         try:
             run = read_run(path, "")
             report = _simulate(visit, scenario)
-            sections = list(
-                training_validation_sections([validate_training(run, report, scenario)])
-            )
-            if "calibrate" in visit.posted:
-                sections.insert(1, _calibrate(visit, scenario, path))
+            validation = validate_training(run, report, scenario)
+            sections = list(training_validation_sections([validation]))
+            if CALIBRATE in given:
+                section = _calibrate(visit, scenario, path)
+                learned = section.listing
+                sections.insert(1, section)
         except InvalidRequestError as err:
             # It names the file where it lay for the moment.
             said = err.message.replace(str(path), upload.name)
             raise InvalidRequestError.of_field(_MEASURED, said) from err
     title = f"{scenario.model.name} on {scenario.layout.num_devices} {scenario.device}"
-    return render_page(f"{title}: measured and simulated", with_echo(sections, report.echo))
+    page = render_page(f"{title}: measured and simulated", with_echo(sections, report.echo))
+    found = Validation(
+        kind="training",
+        title=title,
+        headline=validation.findings[0].text,
+        file_name=upload.name,
+        learned=learned,
+    )
+    return keep_validation(visit, found, ValidationFiles(page=page, form=given, measured=upload))
 
 
 def _calibrate(visit: Visit, scenario: TrainingScenario, path: Path) -> Section:
@@ -136,7 +153,7 @@ def _simulate(visit: Visit, scenario: TrainingScenario) -> TrainingReport:
     return visit.simulator.get_training_report(job.job_id)
 
 
-def _read_scenario(given: dict[str, str]) -> TrainingScenario:
+def _read_scenario(given: Mapping[str, str]) -> TrainingScenario:
     content: dict[str, Any] = {"name": _NAME}
     for name, path in (_WHOLE | _WORDS).items():
         text = given.get(name, "").strip()
@@ -148,6 +165,6 @@ def _read_scenario(given: dict[str, str]) -> TrainingScenario:
     return schema.decode(TrainingScenario, {**content, "model": model})
 
 
-def _show(given: dict[str, str], problems: dict[str, str], status: int = 200) -> Shown:
+def _show(given: Mapping[str, str], problems: dict[str, str], status: int = 200) -> Shown:
     content = {**known_names(), "given": given, "problems": problems}
     return Shown(template="validate_training.html", content=content, status=status)

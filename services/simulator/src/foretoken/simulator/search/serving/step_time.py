@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from foretoken.simulator.search.serving.load import LoadProfile
 
 # The estimate, its lower and its upper bound.
 NUM_VARIANTS = 1 + NUM_BOUNDS
+# What one query has of a `SurfaceSpec`.
+_PLACE = attrgetter("device", "topology", "framework", "software", "power_limit_w", "correction")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,7 +273,7 @@ def fetch_grids(
 ) -> list[LatencySurfaces]:
     """Return the surfaces of many engines; one query for each device, topology and software.
 
-    And for each limit of the devices' power.
+    And for each limit of the devices' power, and each correction.
 
     Raises:
         InvalidRequestError: a layout does not fit its model.
@@ -278,10 +281,7 @@ def fetch_grids(
 
     """
     forms = [SurfaceForm(spec, replica_ranks(spec), axes) for spec, axes in wanted]
-    places = [
-        (spec.device, spec.topology, spec.framework, spec.software, spec.power_limit_w)
-        for spec, _ in wanted
-    ]
+    places = [_PLACE(spec) for spec, _ in wanted]
     found: dict[int, LatencySurfaces] = {}
     for place in dict.fromkeys(places):
         members = [index for index, other in enumerate(places) if other == place]
@@ -289,7 +289,7 @@ def fetch_grids(
         for index in members:
             for table in forms[index].questions().tables:
                 questions.add(table)
-        device, topology, framework, software, power_limit_w = place
+        device, topology, framework, software, power_limit_w, correction = place
         reply = predictor.predict(
             LatencyQuery(
                 device=device,
@@ -300,6 +300,7 @@ def fetch_grids(
                 prefer_measured=True,
                 sustained=power_limit_w > 0,
                 power_limit_w=power_limit_w,
+                correction=correction,
             )
         )
         answers = questions.match(reply.tables)

@@ -1,12 +1,15 @@
-"""GuideLLM's `benchmarks.json`: requests with their times and lengths, of one benchmark.
+"""GuideLLM's `benchmarks.json`: requests with their times and lengths, of each benchmark.
 
 Source: GuideLLM's schemas `GenerativeRequestStats` and `RequestTimings`: `benchmarks`, each with
 `config` and `requests` by outcome; a request's `info.timings` are seconds since 1970. Releases
 before 0.4 have `start_time`, `first_token_time` and `last_token_time` in the request itself. A
-strategy `concurrent` of so many `streams`, or `synchronous`, is a closed loop.
+strategy `concurrent` of so many `streams`, or `synchronous`, is a closed loop; a sweep is several
+benchmarks, of a strategy each.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
@@ -22,31 +25,46 @@ def _recognises(file: RunFile) -> bool:
     return isinstance(found, list) and all(isinstance(one, Mapping) for one in found)
 
 
-def _read(file: RunFile) -> ServingRun:
+def _read(file: RunFile) -> Sequence[ServingRun]:
     content = file.mapping(file.json, "")
     benchmarks = file.items(content.get("benchmarks"), "benchmarks")
-    if len(benchmarks) != 1:
-        file.refuse(
-            f"holds {len(benchmarks)} benchmarks; a run is one of them: measure one rate, or keep"
-            " one of the list",
-            "benchmarks",
-        )
-    benchmark = file.mapping(benchmarks[0], "benchmarks[0]")
-    groups = file.mapping(benchmark.get("requests"), "benchmarks[0].requests")
-    rows = [
-        (outcome, f"requests.{outcome}[{index}]", file.mapping(row, f"requests.{outcome}[{index}]"))
-        for outcome in _OUTCOMES
-        for index, row in enumerate(file.items(groups.get(outcome) or [], f"requests.{outcome}"))
+    if not benchmarks:
+        file.refuse("holds no benchmark", "benchmarks")
+    places = [f"benchmarks[{index}]" for index in range(len(benchmarks))]
+    found = [
+        (place, file.mapping(one, place)) for place, one in zip(places, benchmarks, strict=True)
     ]
-    starts = [_time_s(file, place, row, "request_start", "start_time") for _, place, row in rows]
+    if len(found) == 1:
+        return [_read_benchmark(file, *found[0])]
+    named = [_describe_load(file, *one) for one in found]
+    counts = Counter(named)
+    return [
+        replace(
+            _read_benchmark(file, *one), name=name if counts[name] == 1 else f"{name}, {one[0]}"
+        )
+        for one, name in zip(found, named, strict=True)
+    ]
+
+
+def _read_benchmark(file: RunFile, origin: str, benchmark: Mapping[str, Any]) -> ServingRun:
+    groups = file.mapping(benchmark.get("requests"), f"{origin}.requests")
+    rows = [
+        (outcome, f"{origin}.requests.{outcome}[{index}]", row)
+        for outcome in _OUTCOMES
+        for index, row in enumerate(
+            file.items(groups.get(outcome) or [], f"{origin}.requests.{outcome}")
+        )
+    ]
+    read = [(outcome, place, file.mapping(row, place)) for outcome, place, row in rows]
+    starts = [_time_s(file, place, row, "request_start", "start_time") for _, place, row in read]
     origin_s = min((start_s for start_s in starts if start_s > 0), default=0.0)
     requests = [
         _read_request(file, row, max(start_s, origin_s), origin_s)
-        for row, start_s in zip(rows, starts, strict=True)
+        for row, start_s in zip(read, starts, strict=True)
     ]
     return ServingRun(
         source="GuideLLM",
-        concurrency=_find_concurrency(file, benchmark),
+        concurrency=_find_concurrency(file, origin, benchmark),
         requests=tuple(requests),
     )
 
@@ -86,17 +104,35 @@ def _count(file: RunFile, place: str, content: Mapping[str, Any], name: str) -> 
     return 0 if value is None else int(file.number(value, place, f"a number of tokens as {name}"))
 
 
-def _find_concurrency(file: RunFile, benchmark: Mapping[str, Any]) -> int:
+def _find_concurrency(file: RunFile, origin: str, benchmark: Mapping[str, Any]) -> int:
     """Return how many requests were sent at once in a closed loop; 0 of another load."""
+    place, strategy = _find_strategy(file, origin, benchmark)
+    if strategy.get("type_") == "synchronous":
+        return 1
+    streams = strategy.get("streams") if strategy.get("type_") == "concurrent" else 0
+    return int(file.number(streams, place, "streams"))
+
+
+def _describe_load(file: RunFile, origin: str, benchmark: Mapping[str, Any]) -> str:
+    """Return what tells a benchmark of a sweep from the others: its strategy, streams or rate."""
+    place, strategy = _find_strategy(file, origin, benchmark)
+    kind = str(strategy.get("type_") or "load")
+    if kind == "concurrent":
+        return f"{kind} {file.number(strategy.get('streams'), place, 'streams'):g}"
+    rate = strategy.get("rate")
+    return kind if rate is None else f"{kind} {file.number(rate, place, 'a rate'):.4g}/s"
+
+
+def _find_strategy(
+    file: RunFile, origin: str, benchmark: Mapping[str, Any]
+) -> tuple[str, Mapping[str, Any]]:
+    """Return where the strategy of a benchmark is and what it says; empty where it says none."""
     for name in _SETTINGS:
-        settings = file.mapping(benchmark.get(name) or {}, f"benchmarks[0].{name}")
+        settings = file.mapping(benchmark.get(name) or {}, f"{origin}.{name}")
         strategy = settings.get("strategy")
         if isinstance(strategy, Mapping):
-            if strategy.get("type_") == "synchronous":
-                return 1
-            streams = strategy.get("streams") if strategy.get("type_") == "concurrent" else 0
-            return int(file.number(streams, f"benchmarks[0].{name}.strategy", "streams"))
-    return 0
+            return f"{origin}.{name}.strategy", strategy
+    return origin, {}
 
 
 MEASURED_RUN = MeasuredRunFormat(

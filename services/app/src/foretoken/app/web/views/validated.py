@@ -1,0 +1,37 @@
+"""One comparison with a measured run that is kept: its page, its file, and a calibration of it."""
+
+from foretoken.app.web.validations import find_validation, read_validation
+from foretoken.app.web.views.results import send_page
+from foretoken.app.web.views.validate import CALIBRATE, CORRECTION, compare_run
+from foretoken.app.web.views.validate_training import compare_steps
+from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
+
+
+def show(visit: Visit) -> Shown:
+    """Show what was compared, and what to do next."""
+    found = find_validation(visit, visit.place["name"])
+    return Shown(template="validated.html", content={"found": found})
+
+
+def send_report(visit: Visit) -> Sent:
+    """Send the page of the comparison, which is whole in one file."""
+    return send_page(read_validation(visit, find_validation(visit, visit.place["name"])).page)
+
+
+def send_measured(visit: Visit) -> Sent:
+    """Send the file that was measured, as it was given."""
+    files = read_validation(visit, find_validation(visit, visit.place["name"]))
+    return Sent(
+        body=files.measured.content,
+        media="application/octet-stream",
+        file_name=f"{visit.place['name']}-measured",
+    )
+
+
+def calibrate(visit: Visit) -> Redirect:
+    """Compare the same file again and learn from it; go to the page of that."""
+    found = find_validation(visit, visit.place["name"])
+    files = read_validation(visit, found)
+    given = {**files.form, CALIBRATE: "on", CORRECTION: visit.posted.get(CORRECTION, "")}
+    compared = compare_run if found.kind == "serving" else compare_steps
+    return Redirect(f"/validate/{compared(visit, given, files.measured).name}")
