@@ -367,6 +367,11 @@ def test_an_import_that_fails_says_why(web: WebClient) -> None:
     while not (state := web.get(f"{path}/state").json)["is_final"]:
         time.sleep(0.02)
     assert ("failed", True) == (state["state"], "import in file.csv" in state["message"])
+    assert b">Resume</button>" in web.get(path).body
+    again = web.send("POST", f"{path}/resume", "", Content_Type="application/x-www-form-urlencoded")
+    assert again.headers["Location"] not in ("", path)
+    listed = {job["address"]: job for job in web.get("/jobs/list").json}
+    assert (True, False) == (listed[path]["can_resume"], listed[path]["can_cancel"])
     assert b"choose a file" in post_form(web, "/catalog/imports", {"format": "fasop"}).body
     assert 404 == web.get("/catalog/imports/import-none").status
 

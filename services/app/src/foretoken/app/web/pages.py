@@ -72,6 +72,8 @@ VIEWS: Mapping[str, View] = {
     "POST /catalog/install": imports.install,
     "GET /catalog/imports/{job}": imports.show_one,
     "GET /catalog/imports/{job}/state": imports.send_state,
+    "POST /catalog/imports/{job}/cancel": imports.cancel,
+    "POST /catalog/imports/{job}/resume": imports.resume,
     "GET /validate": validate.show,
     "POST /validate": validate.compare,
     "GET /validate/training": validate_training.show,

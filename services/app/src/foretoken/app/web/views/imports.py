@@ -75,6 +75,20 @@ def send_state(visit: Visit) -> Sent:
     return send_json({**schema.encode(found), "is_final": found.is_final})
 
 
+def cancel(visit: Visit) -> Redirect:
+    """Have an import stop; go to where it is looked at."""
+    _check_right(visit)
+    visit.imports.cancel(visit.place["job"])
+    return Redirect(f"/catalog/imports/{visit.place['job']}")
+
+
+def resume(visit: Visit) -> Redirect:
+    """Start an import that failed or was cancelled once more; go to the new one."""
+    _check_right(visit)
+    begun = visit.imports.resume(visit.place["job"], visit.catalog)
+    return Redirect(f"/catalog/imports/{begun.job_id}")
+
+
 @contextmanager
 def _open_upload(
     upload: Upload, mapping: Upload | None, importer: str, request: ImportRequest

@@ -75,8 +75,8 @@ def _list(visit: Visit) -> list[dict[str, Any]]:
             "address": f"/catalog/imports/{one.job_id}",
             "error_message": "",
             "is_final": one.is_final,
-            "can_resume": False,
-            "can_cancel": False,
+            "can_resume": one.can_resume,
+            "can_cancel": not one.is_final,
         }
         for one in visit.imports.list()
     ]
