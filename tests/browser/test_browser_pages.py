@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from web_client import WebClient, serve_home
+from web_client import WebClient, post_form, serve_home
 
 from foretoken.app.config import ServerConfig
 
@@ -107,6 +107,10 @@ def simulated(web: WebClient, answered: tuple[str, str]) -> dict[str, str]:
     found = {"strategies": strategies["job_id"], "alone": alone["job_id"]}
     for job_id in found.values():
         web.get(f"/v1/simulator/watch_job?job_id={job_id}")
+    server = {"model": "llama-3.1-8b", "device": "h100_sxm", "tp": "1"}
+    measured = (_EXAMPLES / "measured-requests.csv").read_text("utf-8")
+    compared = post_form(web, "/validate", server, measured=measured)
+    found["validated"] = compared.headers["Location"].rpartition("/")[2]
     return found | dict(zip(("quick", "whole"), answered, strict=True))
 
 
@@ -140,7 +144,8 @@ _VIEWS = (
     "/catalog/imports",
     "/validate",
     "/validate/training",
-    "/results/{strategies}",
+    "/strategies/{strategies}",
+    "/validate/{validated}",
     "/results/{alone}",
     "/sign-in",
     "/answers/no-such",
@@ -220,6 +225,55 @@ def test_limits_rank_again_and_the_link_shows_the_same(
         other.locator("#counted").get_by_text("meet the limits").wait_for()
         assert shown == other.locator("#counted").inner_text()
         assert first == other.locator("#candidates tbody tr").first.inner_text()
+
+
+def test_strategies_are_ranked_again_and_the_link_shows_the_same(
+    browser: Any, web: WebClient, simulated: dict[str, str]
+) -> None:
+    """Under a limit of memory, by money, with what a whole run takes."""
+    with _open(browser) as page:
+        page.goto(_address(web, f"/strategies/{simulated['strategies']}"))
+        counted = page.locator("#counted")
+        counted.get_by_text("meet the limits").wait_for()
+        page.locator("#c-memory").evaluate(
+            "one => { one.value = 0; one.dispatchEvent(new Event('input')); }"
+        )
+        counted.get_by_text("loosen one").wait_for()
+        page.locator("#c-memory").evaluate(
+            "one => { one.value = 900; one.dispatchEvent(new Event('input')); }"
+        )
+        page.get_by_label("USD an hour of one h100_sxm").fill("2")
+        page.get_by_label("Tokens of the whole run").fill("1e12")
+        page.get_by_label("What ranks").select_option("cost")
+        page.wait_for_url("**tokens=1e12**")
+        page.wait_for_url("**price.h100_sxm=2**")
+        shown, address = counted.inner_text(), page.url
+        first = page.locator("#candidates tbody tr").first.inner_text()
+        days, usd = (float(text.replace(",", "")) for text in first.split("\t")[-2:])
+        # Eight GPUs at 2 USD an hour.
+        assert usd == pytest.approx(days * 24 * 8 * 2, rel=2e-3)
+    with _open(browser) as other:
+        other.goto(address)
+        other.locator("#counted").get_by_text("meet the limits").wait_for()
+        assert shown == other.locator("#counted").inner_text()
+        assert first == other.locator("#candidates tbody tr").first.inner_text()
+
+
+def test_a_training_question_is_answered_and_then_simulated(browser: Any, web: WebClient) -> None:
+    with _open(browser) as page:
+        page.goto(_address(web, "/train"))
+        page.get_by_label("How many", exact=True).fill("8")
+        page.get_by_label("Tokens of a step").fill("65536")
+        page.get_by_label("Framework").select_option("megatron-core")
+        page.get_by_role("button", name="Answer").click()
+        page.wait_for_url("**/strategies/**")
+        page.locator("#counted").get_by_text("meet the limits").wait_for()
+        whole = page.get_by_role("link", name="Show the whole answer")
+        whole.wait_for(timeout=120_000)
+        whole.click()
+        with page.expect_download() as downloading:
+            page.get_by_role("link", name="Download launch files").click()
+        assert "training.zip" == downloading.value.suggested_filename
 
 
 def test_a_table_sorts_by_keyboard(browser: Any, web: WebClient, answered: tuple[str, str]) -> None:

@@ -215,26 +215,41 @@ def test_a_training_question_leads_to_its_job(web: WebClient) -> None:
         }
     )
     started = web.send("POST", "/train", form, Content_Type="application/x-www-form-urlencoded")
-    job_id = started.headers["Location"].rpartition("/")[2]
-    assert "JOB_STATE_SUCCEEDED" == _wait(web, job_id)["state"]
-    assert f"/results/{job_id}" == web.get(f"/jobs/simulator/{job_id}").headers["Location"]
-    assert job_id in [job["job_id"] for job in web.get("/jobs/list").json]
-    page = web.get(f"/results/{job_id}").body.decode()
+    quick, _, whole = (
+        started.headers["Location"].removeprefix("/strategies/").partition("?simulation=")
+    )
+    assert "JOB_STATE_SUCCEEDED" == _wait(web, quick)["state"]
+    assert f'data-job="{whole}"' in web.get(started.headers["Location"]).body.decode()
+    assert "JOB_STATE_SUCCEEDED" == _wait(web, whole)["state"]
+    for path in (f"/jobs/simulator/{whole}", f"/results/{whole}"):
+        assert f"/strategies/{whole}" == web.get(path).headers["Location"]
+    assert {quick, whole} <= {job["job_id"] for job in web.get("/jobs/list").json}
+    page = web.get(f"/strategies/{whole}").body.decode()
+    assert "Why not the others" in page
+    columns = web.get(f"/strategies/{whole}/candidates").json
+    assert all(
+        low <= value <= high
+        for low, value, high in zip(
+            columns["low"], columns["tokens_per_s_per_gpu"], columns["high"], strict=True
+        )
+    )
+    assert min(columns["margin_gib"]) >= 0
     names = [html.unescape(name) for name in re.findall(r'name="name" value="([^"]+)"', page)]
     assert page.count(">Launch files<") + page.count("No launch files") == len(names) == 2
     for name in names:
-        launched = web.get(f"/results/{job_id}/launch?name={quote(name)}")
+        launched = web.get(f"/strategies/{whole}/launch?name={quote(name)}")
         is_written = f"launch?name={quote(name)}" in page
         assert (200 if is_written else 400) == launched.status
     alone = web.send(
         "POST",
-        f"/results/{job_id}/simulate",
+        f"/strategies/{whole}/simulate",
         urlencode({"name": names[0]}),
         Content_Type="application/x-www-form-urlencoded",
     )
     alone_id = alone.headers["Location"].rpartition("/")[2]
     assert "JOB_STATE_SUCCEEDED" == _wait(web, alone_id)["state"]
-    assert 400 == web.get(f"/results/{job_id}/launch?name=none").status
+    assert 400 == web.get(f"/strategies/{whole}/launch?name=none").status
+    assert 400 == web.get(f"/strategies/{alone_id}").status
 
 
 def test_sql_is_shown_as_text(web: WebClient) -> None:

@@ -2,15 +2,13 @@
 import { follow } from "./events.js";
 import { COLOURS, Scatter, short } from "./scatter.js";
 
+// What is asked, deployments or strategies, comes with the page: its columns, limits, axes and what ranks.
 const SHOWN_ROWS = 200;
-const COLUMNS = [
-  ["place", "Rank"], ["name", "Deployment"], ["device", "GPU"], ["num_devices", "GPUs"], ["quantization", "Weights"],
-  ["batch_size", "Batch"], ["ttft_ms", "TTFT (ms)"], ["tpot_ms", "TPOT (ms)"], ["output_throughput_tps_per_gpu", "Tokens/s per GPU"],
-  ["tps_per_gpu_low", "Low", "interval"], ["tps_per_gpu_high", "High", "interval"], ["tps_per_user", "Tokens/s of a user"], ["cost", "USD per million tokens"], ["verdict", "Verdict"],
-];
-const BY_LIMIT = new Set(["ok", "ttft_ms", "tpot_ms", "dominated"]);
+const DAY_S = 86400;
 const byId = (id) => document.getElementById(id);
 const controls = byId("controls");
+const spec = JSON.parse(controls.dataset.spec);
+const KEPT = [...spec.limits.map((limit) => limit.name), "rank", "colour", "words", ...(spec.run ? ["tokens"] : [])];
 
 // ---- columns: words are places in a list ----
 function open(columns) {
@@ -32,20 +30,22 @@ class Answer {
     this.n = this.c.name.length;
     this.prices = {};
     this.sorted = { name: "place", down: false };
-    this.open = this.c.verdict.map((verdict) => BY_LIMIT.has(verdict));
+    // Those that other limits could let in.
+    const near = new Set(spec.open);
+    this.open = this.c.name.map((_, i) => !spec.open || near.has(this.c.verdict[i]));
     this.key = new Float64Array(this.n);
-    this.words = this.c.name.map((_, i) => ["name", "device", "mode", "quantization", "profile"].map((one) => this.c[one][i]).join(" ").toLowerCase());
+    this.words = this.c.name.map((_, i) => spec.words.map((one) => this.c[one][i]).join(" ").toLowerCase());
     this.isTie = new Uint8Array(this.n);
     this.c.cost = new Array(this.n);
     this.order = [];
-    this.limits = { ttft: this.slider("ttft", this.c.ttft_ms), tpot: this.slider("tpot", this.c.tpot_ms) };
+    this.limits = Object.fromEntries(spec.limits.map(({ name, column }) => [name, this.slider(name, this.c[column])]));
     if (controls.dataset.objective) byId("c-rank").value = controls.dataset.objective;
     this.addPrices();
     this.scatter = new Scatter(byId("scatter"), {
-      x: Float64Array.from(this.c.tps_per_user, (value) => value ?? NaN),
-      y: Float64Array.from(this.c.output_throughput_tps_per_gpu, (value) => value ?? NaN),
-      low: this.c.tps_per_gpu_low, high: this.c.tps_per_gpu_high,
-      xLabel: "tokens/s of one user", yLabel: "tokens/s per GPU",
+      x: Float64Array.from(this.c[spec.x.column], (value) => value ?? NaN),
+      y: Float64Array.from(this.c[spec.y.column], (value) => value ?? NaN),
+      low: this.c[spec.y.low], high: this.c[spec.y.high],
+      xLabel: spec.x.label, yLabel: spec.y.label,
       onPoint: (i) => this.point(i),
       onZoom: () => { this.list(); this.keep(); },
     });
@@ -53,7 +53,7 @@ class Answer {
     for (const name of ["pointerover", "focusin"]) this.body.addEventListener(name, (event) => this.point(Number(event.target.closest("tr")?.dataset.at ?? -1)));
     this.body.addEventListener("pointerleave", () => this.point(-1));
     this.addHead();
-    for (const id of ["c-ttft", "c-tpot", "c-words"]) byId(id).addEventListener("input", () => this.rank());
+    for (const name of KEPT.filter((one) => one !== "rank" && one !== "colour")) byId(`c-${name}`).addEventListener("input", () => this.rank());
     byId("c-interval").addEventListener("change", () => { this.addHead(); this.list(); this.keep(); });
     for (const id of ["c-rank", "c-colour"]) byId(id).addEventListener("change", () => this.rank());
     controls.addEventListener("submit", (event) => event.preventDefault());
@@ -73,20 +73,21 @@ class Answer {
     return { input, top, given, out: byId(`o-${name}`) };
   }
 
-  limitOf(name) {
+  limitOf({ name, unit }) {
     const { input, top, given, out } = this.limits[name];
     const at = Number(input.value);
     const isAsked = given && at === Math.round(1000 * Math.sqrt(given / top));
     const limit = at >= 1000 ? Infinity : isAsked ? given : top * (at / 1000) ** 2;
-    out.textContent = limit === Infinity ? "any" : `${short(limit)} ms${isAsked ? ", as asked" : ""}`;
+    out.textContent = limit === Infinity ? "any" : `${short(limit)} ${unit}${isAsked ? ", as asked" : ""}`;
     return limit;
   }
 
   addPrices() {
     const given = {};
     for (let i = 0; i < this.n; i++) {
-      if (this.c.usd_per_hour[i] && this.c.num_devices[i]) given[this.c.device[i]] ??= this.c.usd_per_hour[i] / this.c.num_devices[i];
-      else given[this.c.device[i]] ??= 0;
+      // What a device costs an hour is in what tokens cost.
+      const usd = (this.c[spec.cost.column][i] * this.c[spec.y.column][i] * 3600) / spec.cost.tokens;
+      given[this.c.device[i]] ||= usd || 0;
     }
     this.given = given;
     for (const [device, usd] of Object.entries(given)) {
@@ -104,34 +105,37 @@ class Answer {
 
   costOf(i) {
     const price = this.prices[this.c.device[i]];
-    const known = this.c.usd_per_million_output_tokens[i];
+    const known = this.c[spec.cost.column][i];
     if (price === undefined) return known || null;
-    const tps = this.c.output_throughput_tps_per_gpu[i];
-    return price && tps ? (price / 3600 / tps) * 1e6 : null;
+    const tps = this.c[spec.y.column][i];
+    return price && tps ? (price / 3600 / tps) * spec.cost.tokens : null;
   }
 
   rank() {
-    const [ttft, tpot] = [this.limitOf("ttft"), this.limitOf("tpot")];
+    const limits = spec.limits.map((limit) => [this.c[limit.column], this.limitOf(limit)]);
     const words = byId("c-words").value.toLowerCase().split(/\s+/).filter(Boolean);
     const c = this.c;
     const objective = byId("c-rank").value;
+    const { column, down } = spec.objectives[objective];
+    const sign = down ? -1 : 1;
     const key = this.key;
     const isIn = this.scatter.isIn;
     const inside = [];
     for (let i = 0; i < this.n; i++) {
       c.cost[i] = this.costOf(i);
-      isIn[i] = this.open[i] && c.ttft_ms[i] <= ttft && c.tpot_ms[i] <= tpot ? 1 : 0;
+      isIn[i] = this.open[i] && limits.every(([values, limit]) => values[i] <= limit) ? 1 : 0;
       if (isIn[i] && words.length && !words.every((word) => this.words[i].includes(word))) isIn[i] = 0;
-      key[i] = objective === "cost" ? c.cost[i] ?? Infinity : objective === "latency" ? c.tpot_ms[i] : objective === "num_devices" ? c.num_devices[i] : -c.output_throughput_tps_per_gpu[i];
+      key[i] = c[column][i] === null ? Infinity : sign * c[column][i];
       if (isIn[i]) inside.push(i);
     }
+    if (spec.run) this.wholeRun();
     this.ranks = Float64Array.from(inside, (i) => key[i]).sort();
     let best = inside[0];
     for (const i of inside) if (key[i] < key[best]) best = i;
     this.isTie.fill(0);
     // Of throughput: whether the best's lies within its interval.
-    if (objective === "throughput_per_gpu") {
-      for (const i of inside) if (i !== best && c.tps_per_gpu_high[i] >= c.output_throughput_tps_per_gpu[best]) this.isTie[i] = 1;
+    if (column === spec.y.column) {
+      for (const i of inside) if (i !== best && c[spec.y.high][i] >= c[spec.y.column][best]) this.isTie[i] = 1;
     }
     this.inside = inside;
     this.paint();
@@ -141,6 +145,13 @@ class Answer {
       ? `${inside.length.toLocaleString("en")} of ${this.n.toLocaleString("en")} meet the limits; best: ${this.describe(best)}${ties ? `; of ${ties.toLocaleString("en")} others the interval reaches it` : ""}`
       : `None of ${this.n.toLocaleString("en")} meets these limits: loosen one.`;
     this.keep();
+  }
+
+  // What a run of so many tokens takes, without failures.
+  wholeRun() {
+    const tokens = Number(byId("c-tokens").value);
+    this.c.days = this.c.name.map((_, i) => (tokens && this.c.tokens_per_s[i] ? tokens / this.c.tokens_per_s[i] / DAY_S : null));
+    this.c.usd = this.c.cost.map((usd) => (tokens && usd ? (usd * tokens) / spec.cost.tokens : null));
   }
 
   paint() {
@@ -163,7 +174,7 @@ class Answer {
     for (const row of this.body.rows) row.classList.toggle("pointed", row.dataset.at === String(i));
   }
 
-  columns() { return COLUMNS.filter(([, , kind]) => kind !== "interval" || byId("c-interval").checked); }
+  columns() { return spec.columns.filter(([, , kind]) => kind !== "interval" || byId("c-interval").checked); }
 
   addHead() {
     const row = document.createElement("tr");
@@ -238,12 +249,13 @@ class Answer {
 
   describe(i) {
     const c = this.c;
-    const why = c.reason[i] ? ` (${c.verdict[i]}: ${c.reason[i]})` : "";
-    return `${c.name[i]} on ${c.num_devices[i]} ${c.device[i]}, ${short(c.output_throughput_tps_per_gpu[i])} tokens/s per GPU, TTFT ${short(c.ttft_ms[i])} ms, TPOT ${short(c.tpot_ms[i])} ms${why}`;
+    const why = c.reason?.[i] ? ` (${c.verdict[i]}: ${c.reason[i]})` : "";
+    return spec.describe.replace(/\{(\w+)\}/g, (_, name) => (typeof c[name][i] === "string" ? c[name][i] : short(c[name][i]))) + why;
   }
 
   // An example of each reason for which candidates are out.
   explain() {
+    if (!this.c.verdict) return;
     for (const place of document.querySelectorAll("[data-verdict]")) {
       const i = this.c.verdict.indexOf(place.dataset.verdict);
       if (i >= 0) place.textContent = `, such as ${this.c.name[i]}: ${this.c.reason[i] || "no further reason"}`;
@@ -253,7 +265,7 @@ class Answer {
   // What is set stands in the address, so that a link shows the same.
   keep() {
     const said = new URLSearchParams(location.search);
-    for (const name of ["ttft", "tpot", "rank", "colour", "words"]) {
+    for (const name of KEPT) {
       const value = byId(`c-${name}`).value;
       if (value && value !== this.start?.[name]) said.set(name, value);
       else said.delete(name);
@@ -267,7 +279,7 @@ class Answer {
   }
 
   restore() {
-    this.start = Object.fromEntries(["ttft", "tpot", "rank", "colour", "words"].map((name) => [name, byId(`c-${name}`).value]));
+    this.start = Object.fromEntries(KEPT.map((name) => [name, byId(`c-${name}`).value]));
     for (const [name, value] of new URLSearchParams(location.search)) {
       if (name in this.start) byId(`c-${name}`).value = value;
       if (name === "interval") { byId("c-interval").checked = true; this.addHead(); }
@@ -299,24 +311,29 @@ if (simulating) {
   const job = simulating.dataset.job;
   const table = byId("finalists");
   let count = 0;
-  follow(`/v1/simulator/watch_serving_search?job_id=${encodeURIComponent(job)}`, {
+  // A cell is the first number that one of its places has, or words for what is so or not.
+  const cell = (finalist, { paths, words }) => {
+    const values = paths.map((path) => path.split(".").reduce((held, name) => held?.[name], finalist));
+    if (words) return words[values[0] ? 1 : 0];
+    return short(values.find(Boolean));
+  };
+  follow(`/v1/simulator/${spec.finalists.rpc}?job_id=${encodeURIComponent(job)}`, {
     take(finalist) {
       count += 1;
       table.hidden = false;
-      const report = finalist.report;
-      const judged = report.steady?.ttft_ms?.p50 ? report.steady : report;
       const row = table.tBodies[0].insertRow();
       const name = row.appendChild(document.createElement("th"));
       name.scope = "row";
       name.textContent = finalist.name;
-      for (const text of [finalist.met ? "met" : "missed", short(judged.ttft_ms?.p50), short(judged.ttft_ms?.p99), short(judged.tpot_ms?.p50), short(report.output_throughput_tps_per_gpu), "when all are simulated"]) row.insertCell().textContent = text;
+      for (const one of spec.finalists.cells) row.insertCell().textContent = cell(finalist, one);
+      row.insertCell().textContent = "when all are simulated";
       simulating.textContent = `${count} simulated; more may come.`;
     },
     done() {
       simulating.replaceChildren(`${count} simulated. `);
       const link = simulating.appendChild(document.createElement("a"));
-      link.href = `/answers/${encodeURIComponent(job)}`;
-      link.textContent = "Show the whole answer, with manifests";
+      link.href = `${spec.finalists.address}/${encodeURIComponent(job)}`;
+      link.textContent = spec.finalists.link;
     },
     lost() { simulating.textContent = "The server is away; the page goes on when it is back."; },
     failed(problem) { simulating.textContent = problem.detail; },

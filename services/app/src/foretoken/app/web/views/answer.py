@@ -47,6 +47,60 @@ _COLUMNS: Final = (
     "reason",
     "rank",
 )
+# How the page's script ranks and shows deployments: see `static/answer.js`.
+_SPEC: Final = {
+    "columns": [
+        ["place", "Rank"],
+        ["name", "Deployment"],
+        ["device", "GPU"],
+        ["num_devices", "GPUs"],
+        ["quantization", "Weights"],
+        ["batch_size", "Batch"],
+        ["ttft_ms", "TTFT (ms)"],
+        ["tpot_ms", "TPOT (ms)"],
+        ["output_throughput_tps_per_gpu", "Tokens/s per GPU"],
+        ["tps_per_gpu_low", "Low", "interval"],
+        ["tps_per_gpu_high", "High", "interval"],
+        ["tps_per_user", "Tokens/s of a user"],
+        ["cost", "USD per million tokens"],
+        ["verdict", "Verdict"],
+    ],
+    # Those that other limits could let in.
+    "open": ["ok", "ttft_ms", "tpot_ms", "dominated"],
+    "words": ["name", "device", "mode", "quantization", "profile"],
+    "limits": [
+        {"name": "ttft", "column": "ttft_ms", "unit": "ms"},
+        {"name": "tpot", "column": "tpot_ms", "unit": "ms"},
+    ],
+    "objectives": {
+        "throughput_per_gpu": {"column": "output_throughput_tps_per_gpu", "down": True},
+        "cost": {"column": "cost"},
+        "latency": {"column": "tpot_ms"},
+        "num_devices": {"column": "num_devices"},
+    },
+    "x": {"column": "tps_per_user", "label": "tokens/s of one user"},
+    "y": {
+        "column": "output_throughput_tps_per_gpu",
+        "low": "tps_per_gpu_low",
+        "high": "tps_per_gpu_high",
+        "label": "tokens/s per GPU",
+    },
+    "cost": {"column": "usd_per_million_output_tokens", "tokens": 1_000_000},
+    "describe": "{name} on {num_devices} {device}, {output_throughput_tps_per_gpu} tokens/s per"
+    " GPU, TTFT {ttft_ms} ms, TPOT {tpot_ms} ms",
+    "finalists": {
+        "rpc": "watch_serving_search",
+        "address": "/answers",
+        "link": "Show the whole answer, with manifests",
+        "cells": [
+            {"paths": ["met"], "words": ["missed", "met"]},
+            {"paths": ["report.steady.ttft_ms.p50", "report.ttft_ms.p50"]},
+            {"paths": ["report.steady.ttft_ms.p99", "report.ttft_ms.p99"]},
+            {"paths": ["report.steady.tpot_ms.p50", "report.tpot_ms.p50"]},
+            {"paths": ["report.output_throughput_tps_per_gpu"]},
+        ],
+    },
+}
 # Digits that are sent of a number: three times what is shown of an estimate.
 _DIGITS: Final = 6
 # How long a page waits for what takes about a second.
@@ -67,6 +121,7 @@ def show(visit: Visit) -> Shown | Redirect:
     simulation = visit.first("simulation")
     content = {
         "job_id": job_id,
+        "spec": json.dumps(_SPEC),
         "report": report,
         "best": _best(report),
         "finalists": report.finalists,
@@ -88,7 +143,7 @@ def show(visit: Visit) -> Shown | Redirect:
 def send_candidates(visit: Visit) -> Sent:
     """Send the candidates by column: words as places in a list of them, numbers rounded."""
     candidates = read_search(visit, visit.place["job"]).candidates
-    columns = {name: _to_column(list(getattr(candidates, name))) for name in _COLUMNS}
+    columns = {name: to_column(list(getattr(candidates, name))) for name in _COLUMNS}
     return send_json(columns)
 
 
@@ -182,7 +237,8 @@ def _limits(report: ServingSearchReport) -> dict[str, float]:
     return {limit["metric"]: limit["limit_ms"] for limit in given if limit["percentile"] == 0}
 
 
-def _to_column(values: Sequence[Any]) -> Any:
+def to_column(values: Sequence[Any]) -> Any:
+    """Return a column for a script: words as places in a list of them, numbers rounded."""
     if values and isinstance(values[0], str):
         words = list(dict.fromkeys(values))
         places = {word: place for place, word in enumerate(words)}

@@ -81,14 +81,19 @@ def show_training(visit: Visit) -> Shown:
 
 
 def ask_training(visit: Visit) -> Shown | Redirect:
-    """Start a search for the best strategy; go to its job."""
+    """Start the closed form of a training search, and the simulation of its best; go to both."""
     try:
         request = read_training_request(visit.posted)
-        job = visit.simulator.create_training_search(request)
+        quick = visit.simulator.create_training_search(replace(request, num_finalists=0))
+        target = f"/strategies/{quick.job_id}"
+        wait_a_moment(visit, quick.job_id)
+        if request.num_finalists:
+            whole = visit.simulator.create_training_search(request)
+            target += "?" + urlencode({"simulation": whole.job_id})
     except ForetokenError as err:
         problems = find_problems(err, TRAINING)
         return _show_training(visit.posted, problems, is_whole=True, status=400)
-    return Redirect(f"/jobs/simulator/{job.job_id}")
+    return Redirect(target)
 
 
 def check_training(visit: Visit) -> Sent:

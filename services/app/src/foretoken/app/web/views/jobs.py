@@ -10,11 +10,12 @@ from foretoken.domain.job import Job, JobState
 _SERVICES: Final = ("simulator", "predictor", "catalog", "profiler")
 _SHOWN: Final = 200
 # Kinds of jobs whose results have pages.
-_WITH_PAGE: Final = ("serving", "training", "capacity", "training-search")
+_WITH_PAGE: Final = ("serving", "training", "capacity")
 _SEARCH: Final = "serving-search"
+_STRATEGIES: Final = "training-search"
 _CHECK: Final = "check"
 # What goes on with what it had done.
-_RESUMED: Final = (_SEARCH, "capacity", "training-search")
+_RESUMED: Final = (_SEARCH, "capacity", _STRATEGIES)
 
 
 def show(visit: Visit) -> Shown:
@@ -63,6 +64,8 @@ def result_of(service: str, job: Job) -> str:
         return ""
     if job.kind == _SEARCH:
         return f"/answers/{job.job_id}"
+    if job.kind == _STRATEGIES:
+        return f"/strategies/{job.job_id}"
     return f"/results/{job.job_id}" if job.kind in _WITH_PAGE else ""
 
 

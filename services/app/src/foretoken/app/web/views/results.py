@@ -14,19 +14,17 @@ from typing import Final
 from foretoken.app.presentation import describe, render_page
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
 from foretoken.client.results import export_result, find_result, list_results, read_result
-from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
-from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport, KeptResult
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.simulator.launch.training import write_training_launch
 from foretoken.simulator.report import serving_trace, trace
 from foretoken.simulator.results import name_result
 from foretoken.wire.arrow import read_table
 
 _SEARCH: Final = "serving-search"
+# Kinds of results that have pages of their own, with where they are.
+_ANSWERS: Final = {_SEARCH: "/answers", "training-search": "/strategies"}
 _INLINE: Final = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", re.DOTALL)
 _SHOWN: Final = 500
 
@@ -49,13 +47,12 @@ def show(visit: Visit) -> Shown:
 def show_one(visit: Visit) -> Shown | Redirect:
     """Show a result by its name, or the beginning of it: its line, and its report."""
     result, report = read(visit, visit.place["job"])
-    if result.kind == _SEARCH:
-        return Redirect(f"/answers/{result.job_id}")
+    if result.kind in _ANSWERS:
+        return Redirect(f"{_ANSWERS[result.kind]}/{result.job_id}")
     content = {
         "result": result,
         "line": describe(report),
         "has_trace": isinstance(report, ServingReport | TrainingReport),
-        "strategies": _list_strategies(report),
     }
     return Shown(template="result.html", content=content)
 
@@ -64,35 +61,6 @@ def send_report(visit: Visit) -> Sent:
     """Send the page of a result, which is whole in one file."""
     _, report = read(visit, visit.place["job"])
     return send_page(render_page(report))
-
-
-def _list_strategies(report: AnyReport) -> list[tuple[StrategyFinalist, str]]:
-    """Return the strategies that were simulated, each with why no files start it (else empty)."""
-    if not isinstance(report, TrainingSearchReport):
-        return []
-    return [(one, _find_refusal(one)) for one in report.finalists]
-
-
-def _find_refusal(finalist: StrategyFinalist) -> str:
-    scenario = schema.decode(TrainingScenario, json.loads(finalist.scenario_json))
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            write_training_launch(scenario, Path(folder))
-        except InvalidRequestError as err:
-            return err.message
-    return ""
-
-
-def simulate_strategy(visit: Visit) -> Redirect:
-    """Simulate a strategy for itself, with all its spans; go to the job."""
-    job = visit.simulator.create_training_simulation(_find_strategy(visit, visit.posted))
-    return Redirect(f"/jobs/simulator/{job.job_id}")
-
-
-def send_launch(visit: Visit) -> Sent:
-    """Send the files that start a strategy: the framework's arguments, a script, a job."""
-    scenario = _find_strategy(visit, visit.asked)
-    return pack_files(lambda folder: write_training_launch(scenario, folder), "training.zip")
 
 
 def pack_files(write: Callable[[Path], object], file_name: str) -> Sent:
@@ -105,22 +73,6 @@ def pack_files(write: Callable[[Path], object], file_name: str) -> Sent:
                 if path.is_file():
                     archive.write(path, path.relative_to(folder))
     return Sent(body=packed.getvalue(), media="application/zip", file_name=file_name)
-
-
-def _find_strategy(visit: Visit, given: Mapping[str, str]) -> TrainingScenario:
-    """Return the scenario of the finalist that is named.
-
-    Raises:
-        InvalidRequestError: the result is no search for strategies, or has none of that name.
-
-    """
-    _, report = read(visit, visit.place["job"])
-    name = given.get("name", "")
-    finalists = report.finalists if isinstance(report, TrainingSearchReport) else ()
-    found = next((one for one in finalists if one.name == name), None)
-    if found is None:
-        raise InvalidRequestError.of_field("name", f"{name!r} was not simulated here")
-    return schema.decode(TrainingScenario, json.loads(found.scenario_json))
 
 
 def send_file(visit: Visit) -> Sent:
