@@ -291,7 +291,7 @@ readme-picture: setup ## draw the README's picture of an answer anew; needs Chro
 .PHONY: docs
 docs: setup ## make the keys in docs/reference anew from the fields of scenarios, and the calls from the protos
 	$(BIN)/python -m foretoken.app.scenario_file docs/reference/scenario-files.md
-	$(BIN)/python -m foretoken.app.web.openapi docs/reference/http-api.md
+	$(BIN)/python -m foretoken.app.web.api_reference docs/reference/http-api.md docs/reference/http-api-messages.md
 	$(BIN)/python -m foretoken.domain.results.accuracy docs/reference/accuracy.md
 
 .PHONY: format

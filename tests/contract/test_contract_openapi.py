@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from web_client import WebClient, serve_home
 
-from foretoken.app.web.openapi import describe_api, render_page
+from foretoken.app.web.api_reference import render_calls, render_messages
+from foretoken.app.web.openapi import describe_api
 from foretoken.wire.rpcs import TABLES
 
 _SERVICES = ("catalog", "predictor", "simulator")
@@ -78,7 +79,21 @@ def test_a_reply_has_the_fields_of_its_schema(web: WebClient) -> None:
 def test_the_page_lists_the_calls_there_are() -> None:
     """When this fails, run `make docs`."""
     text = _PAGE.read_text("utf-8")
-    assert render_page(text) == text
+    assert render_calls(text) == text
+
+
+def test_the_page_of_messages_has_every_field_there_is() -> None:
+    """When this fails, run `make docs`. What a link leads to is there, once."""
+    text = _PAGE.with_name("http-api-messages.md").read_text("utf-8")
+    assert render_messages() == text
+    schemas = describe_api()["components"]["schemas"].values()
+    assert sum(len(one.get("properties", {})) for one in schemas) == text.count("\n| `")
+    anchors = [
+        name.lower().replace(".", "") for name in re.findall(r"^## (.+)$", text, re.MULTILINE)
+    ]
+    assert len(set(anchors)) == len(anchors)
+    linked = re.findall(r"messages.md#(\w+)\)", _PAGE.read_text("utf-8"))
+    assert set(linked) | set(re.findall(r"\(#(\w+)\)", text)) <= set(anchors)
 
 
 @pytest.mark.parametrize(("language", "text"), _BLOCKS, ids=[language for language, _ in _BLOCKS])

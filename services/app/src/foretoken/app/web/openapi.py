@@ -1,15 +1,9 @@
-"""The description of `/v1` in OpenAPI 3.1, made of the protos and the table of rpcs.
-
-`python -m foretoken.app.web.openapi PAGE` writes the list of calls into a page of the documents.
-"""
+"""The description of `/v1` in OpenAPI 3.1, made of the protos and the table of rpcs."""
 
 import json
-import re
-import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -37,7 +31,6 @@ _NUMBERS: Final = {
     FieldDescriptor.TYPE_STRING: {"type": "string"},
     FieldDescriptor.TYPE_BYTES: {"type": "string", "contentEncoding": "base64"},
 }
-_BEGIN, _END = "<!-- calls: made by `make docs` -->", "<!-- end of calls -->"
 
 
 def describe_api(services: Iterable[str] = SERVICES) -> dict[str, Any]:
@@ -98,7 +91,8 @@ def comment_of(full_name: str) -> str:
     return _comments().get(full_name, "")
 
 
-def _rpc_name(messages: RpcMessages) -> str:
+def rpc_name(messages: RpcMessages) -> str:
+    """Return the full name of an rpc, as the protos have it."""
     return messages.path.strip("/").replace("/", ".")
 
 
@@ -107,7 +101,7 @@ def _describe_path(service: str, messages: RpcMessages, schemas: dict[str, Any])
     shared: dict[str, Any] = {
         "tags": [service],
         "description": f"Needs the right `{messages.line.right.value}`.",
-        "summary": comment_of(_rpc_name(messages)),
+        "summary": comment_of(rpc_name(messages)),
         "responses": {
             "200": {"description": "The answer.", "content": _answers(messages, schemas)},
             "default": {
@@ -192,37 +186,3 @@ def _item_of(field: Field, schemas: dict[str, Any]) -> dict[str, Any]:
     if field.enum_type is not None:
         return {"type": "string", "enum": [value.name for value in field.enum_type.values]}
     return dict(_NUMBERS[field.type])
-
-
-def render_page(text: str) -> str:
-    """Return the page with its list of calls made anew."""
-    before, _, rest = text.partition(f"{_BEGIN}\n")
-    _, _, after = rest.partition(_END)
-    lines = [line for service in SERVICES for line in _list_calls(service)]
-    return "".join([before, f"{_BEGIN}\n", *(f"{line}\n" for line in lines), _END, after])
-
-
-def _list_calls(service: str) -> Iterable[str]:
-    yield f"\n### {service}\n"
-    yield "| call | GET | right | answer | what |"
-    yield "|---|---|---|---|---|"
-    for name, messages in rpcs_of(service).items():
-        first = re.split(r"(?<=\.)\s", comment_of(_rpc_name(messages)))[0]
-        has_query = "yes" if has_get(messages) else ""
-        yield (
-            f"| `{PREFIX}/{service}/{name}` | {has_query} | {messages.line.right.value} |"
-            f" {_kind_of(messages)} | {first} |"
-        )
-
-
-def _kind_of(messages: RpcMessages) -> str:
-    if isinstance(messages.line, Table):
-        return "rows"
-    if is_bytes(messages):
-        return "bytes"
-    return "stream" if messages.kind.endswith("_stream") else "message"
-
-
-if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(render_page(page.read_text(encoding="utf-8")), encoding="utf-8")

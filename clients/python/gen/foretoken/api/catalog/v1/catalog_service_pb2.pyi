@@ -638,7 +638,7 @@ class LeaseJobRequest(_message.Message):
     job_id: _builtins.str
     """The job. Empty: an error."""
     worker: _builtins.str
-    """Who asks: another name in every process. Empty: an error."""
+    """The worker: another name in every process. Empty: an error."""
     lease_s: _builtins.float
     """Seconds from now that the lease lasts. 0: an error."""
     def __init__(

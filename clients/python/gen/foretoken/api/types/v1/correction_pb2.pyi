@@ -83,7 +83,7 @@ Global___Observation: _TypeAlias = Observation  # noqa: Y015
 
 @_typing.final
 class CorrectedObservation(_message.Message):
-    """One observation beside its estimates."""
+    """One observation next to its estimates."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

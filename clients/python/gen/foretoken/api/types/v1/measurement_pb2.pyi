@@ -167,7 +167,7 @@ class BatchReceipt(_message.Message):
     row_count: _builtins.int
     """Rows of the batch. 0: none."""
     flagged_count: _builtins.int
-    """Rows with a quality doubt. 0: none."""
+    """Rows flagged by a quality test. 0: none."""
     duplicate: _builtins.bool
     """It was there before and was not stored again. False: it is new."""
     def __init__(
@@ -215,7 +215,7 @@ class MeasurementFilter(_message.Message):
     include_failed: _builtins.bool
     """Failed cases too. False: only those that have a time."""
     include_flagged: _builtins.bool
-    """Doubtful rows too. False: only those without a flag."""
+    """Flagged rows too. False: only those without a flag."""
     model: _builtins.str
     """Name of the model whose layers were measured. Empty: any."""
     snapshot: _builtins.str
@@ -284,7 +284,7 @@ class RunSummary(_message.Message):
     row_count: _builtins.int
     """Rows it brought. 0: none."""
     flagged_count: _builtins.int
-    """Rows with a quality doubt. 0: none."""
+    """Rows flagged by a quality test. 0: none."""
     failed_count: _builtins.int
     """Rows of failed cases. 0: none."""
     @_builtins.property
@@ -337,7 +337,7 @@ class Coverage(_message.Message):
     row_count: _builtins.int
     """Rows. 0: none."""
     flagged_count: _builtins.int
-    """Rows with a quality doubt. 0: none."""
+    """Rows flagged by a quality test. 0: none."""
     failed_count: _builtins.int
     """Rows of failed cases. 0: none."""
     @_builtins.property
@@ -498,7 +498,7 @@ class MeasuredSubject(_message.Message):
     row_count: _builtins.int
     """Rows. 0: none."""
     flagged_count: _builtins.int
-    """Rows with a quality doubt. 0: none."""
+    """Rows flagged by a quality test. 0: none."""
     failed_count: _builtins.int
     """Rows of failed cases. 0: none."""
     operator_count: _builtins.int
@@ -525,7 +525,7 @@ Global___MeasuredSubject: _TypeAlias = MeasuredSubject  # noqa: Y015
 
 @_typing.final
 class QualityFinding(_message.Message):
-    """Rows that one test doubts among those measured alike."""
+    """Rows that one test flags among those measured alike."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -558,9 +558,9 @@ class QualityFinding(_message.Message):
     row_count: _builtins.int
     """Rows that were judged. 0: none."""
     flagged_count: _builtins.int
-    """Rows of these that are doubted. 0: none."""
+    """Rows of these that are flagged. 0: none."""
     new_count: _builtins.int
-    """Rows of these that were not doubted before. 0: none."""
+    """Rows of these that were not flagged before. 0: none."""
     example: _builtins.str
     """Explanation of one of them. Never empty."""
     source_file: _builtins.str
@@ -607,16 +607,16 @@ class QualityReport(_message.Message):
     failed_count: _builtins.int
     """Rows of failed cases. 0: none."""
     flagged_count: _builtins.int
-    """Rows with a doubt. 0: none."""
+    """Rows that are flagged. 0: none."""
     new_count: _builtins.int
-    """Rows with a doubt that had none before. 0: none."""
+    """Rows flagged now and not before. 0: none."""
     withdrawn_count: _builtins.int
-    """Rows that had a doubt and have none now. 0: none."""
+    """Rows flagged before and not now. 0: none."""
     wall_s: _builtins.float
     """Time it took in s. 0: nothing was done."""
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualityFinding]:
-        """By test and by what was measured alike. Empty: no doubts."""
+        """By test and by what was measured alike. Empty: none is flagged."""
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ Global___MlaSpec: _TypeAlias = MlaSpec  # noqa: Y015
 
 @_typing.final
 class LayerPart(_message.Message):
-    """A half of a layer, or what stands beside the layers."""
+    """A half of a layer, or what stands next to the layers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -240,7 +240,7 @@ class ModelArchitecture(_message.Message):
     activation: _builtins.str
     """"silu", "gelu" or "relu2". Not set: "silu"."""
     gated: _builtins.bool
-    """The MLP has a gate beside the up projection. Not set: true."""
+    """The MLP has a gate next to the up projection. Not set: true."""
     norm: _builtins.str
     """"rms_norm" or "layer_norm". Not set: "rms_norm"."""
     position: _builtins.str
@@ -279,7 +279,7 @@ class ModelArchitecture(_message.Message):
 
     @_builtins.property
     def extras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerPart]:
-        """What stands beside the layers: encoders, streams, further embeddings. Empty: nothing."""
+        """What stands next to the layers: encoders, streams, further embeddings. Empty: nothing."""
 
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

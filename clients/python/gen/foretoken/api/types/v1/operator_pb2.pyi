@@ -170,7 +170,7 @@ class OperatorTable(_message.Message):
     kernel: _builtins.str
     """The kernel source ("flashinfer"). Empty: the fastest that was measured."""
     tentative: _builtins.bool
-    """A kernel or variant of which there is nothing is answered in doubt. False: it is an error."""
+    """A kernel or variant of which there is nothing is answered with a wide interval. False: it is an error."""
     @_builtins.property
     def columns(self) -> Global___DimColumns:
         """As plain columns."""

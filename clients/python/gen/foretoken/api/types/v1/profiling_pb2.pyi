@@ -57,7 +57,7 @@ class ProfileRequest(_message.Message):
     stopped. Empty: made of the request.
     """
     training: _builtins.bool
-    """Time what training the models asks for, too. False: serving alone."""
+    """Time what training the models requires, too. False: serving alone."""
     kernels: _builtins.str
     """Which kernels: "default" or "all". Not set: "default"."""
     cache: _builtins.str
@@ -342,13 +342,13 @@ class MeasuredStep(_message.Message):
     sample_count: _builtins.int
     """Times it was measured. 0: it failed."""
     device_us: _builtins.float
-    """Time in us that kernels ran. 0: not told."""
+    """Time in us that kernels ran. 0: not stated."""
     host_us: _builtins.float
-    """Time in us that the host took to queue them. 0: not told."""
+    """Time in us that the host took to queue them. 0: not stated."""
     kernel_count: _builtins.int
-    """Kernels of a step. 0: not told."""
+    """Kernels of a step. 0: not stated."""
     memory_bytes: _builtins.float
-    """Most memory it held, in bytes. 0: not told."""
+    """Most memory it held, in bytes. 0: not stated."""
     status: _builtins.str
     """"ok" or "failed". Not set: "ok"."""
     reason: _builtins.str
@@ -427,9 +427,9 @@ class ClosureReport(_message.Message):
     dtype: _operator_pb2.Dtype.ValueType
     """Number format. Not set: bf16."""
     framework: _builtins.str
-    """Software that ran it. Empty: not told."""
+    """Software that ran it. Empty: not stated."""
     created_at: _builtins.str
-    """When, ISO 8601 UTC. Empty: not told."""
+    """When, ISO 8601 UTC. Empty: not stated."""
     wall_s: _builtins.float
     """Time it took in s. 0: nothing was done."""
     @_builtins.property
@@ -438,7 +438,7 @@ class ClosureReport(_message.Message):
 
     @_builtins.property
     def environment(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Machine and software. Empty: not told."""
+        """Machine and software. Empty: not stated."""
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredStep]:

@@ -874,7 +874,7 @@ class ServingReport(_message.Message):
 
     @_builtins.property
     def memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServingStageMemory]:
-        """Memory of a device of each stage. Empty: it cannot be told."""
+        """Memory of a device of each stage. Empty: it cannot be predicted."""
 
     @_builtins.property
     def steady(self) -> Global___SteadyWindow:
@@ -890,7 +890,7 @@ class ServingReport(_message.Message):
 
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What to know of the answer beside its numbers. Empty: nothing."""
+        """What to know of the answer next to its numbers. Empty: nothing."""
 
     @_builtins.property
     def echo(self) -> _echo_pb2.Echo:
@@ -1034,11 +1034,11 @@ class StageMemory(_message.Message):
     temporary_bytes: _builtins.float
     """Temporary buffers in bytes. 0: none."""
     reserved_bytes: _builtins.float
-    """What the allocator takes from the device for all of it, in bytes. 0: not told."""
+    """What the allocator takes from the device for all of it, in bytes. 0: not stated."""
     headroom_bytes: _builtins.float
-    """What driver, context and communicators hold of the device, in bytes. 0: not told."""
+    """What driver, context and communicators hold of the device, in bytes. 0: not stated."""
     device_bytes: _builtins.float
-    """What the device has, in bytes. 0: not told."""
+    """What the device has, in bytes. 0: not stated."""
     peak_ms: _builtins.float
     """When in the step the peak is, in ms. 0: at its start."""
     in_flight_count: _builtins.float
@@ -1284,7 +1284,7 @@ class TrainingReport(_message.Message):
 
     @_builtins.property
     def memory(self) -> _containers.RepeatedCompositeFieldContainer[Global___StageMemory]:
-        """Peak memory of each stage. Empty: it cannot be told."""
+        """Peak memory of each stage. Empty: it cannot be predicted."""
 
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1609,7 +1609,7 @@ class ProfileReport(_message.Message):
     name: _builtins.str
     """Name of the profile; one of the same name goes on where it stopped. Empty: nothing to do."""
     flagged_count: _builtins.int
-    """Timed points that are doubted. 0: none."""
+    """Timed points that are flagged. 0: none."""
     repeat_count: _builtins.int
     """Points that were timed twice at different moments. 0: none."""
     repeat_median_ratio: _builtins.float
@@ -1669,7 +1669,7 @@ class OperatorProfile(_message.Message):
     failed_count: _builtins.int
     """Points that failed. 0: none."""
     flagged_count: _builtins.int
-    """Timed points that are doubted. 0: none."""
+    """Timed points that are flagged. 0: none."""
     wall_s: _builtins.float
     """Time it took in s. 0: nothing was done."""
     interval_ratio: _builtins.float

@@ -1199,11 +1199,11 @@ class ModuleTimes(_message.Message):
     MEASURES_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     source: _builtins.str
-    """Where it comes from. Empty: not told."""
+    """Where it comes from. Empty: not stated."""
     model: _builtins.str
-    """Name of the model. Empty: not told."""
+    """Name of the model. Empty: not stated."""
     device: _builtins.str
-    """Name of the device. Empty: not told."""
+    """Name of the device. Empty: not stated."""
     tp: _builtins.int
     """Tensor-parallel ranks it was measured on. Not set: 1."""
     sequence_length: _builtins.int
@@ -1262,7 +1262,7 @@ class TrainingCalibration(_message.Message):
     STEP_COUNT_FIELD_NUMBER: _builtins.int
     ERROR_RATIO_FIELD_NUMBER: _builtins.int
     source: _builtins.str
-    """Where it comes from. Empty: not told."""
+    """Where it comes from. Empty: not stated."""
     forward_gap_us: _builtins.float
     """Added to the forward pass of each layer of a micro batch, in us. 0: nothing."""
     backward_gap_us: _builtins.float
@@ -1272,9 +1272,9 @@ class TrainingCalibration(_message.Message):
     step_factor: _builtins.float
     """What the whole is multiplied by. Not set: 1."""
     step_count: _builtins.int
-    """Steps it rests on. 0: not told."""
+    """Steps it rests on. 0: not stated."""
     error_ratio: _builtins.float
-    """Mean error of those steps once corrected. 0: not told."""
+    """Mean error of those steps once corrected. 0: not stated."""
     def __init__(
         self,
         *,

@@ -43,7 +43,7 @@ class FailureRules(_message.Message):
     checkpoint_bytes_per_s: _builtins.float
     """Rate of every device in bytes/s. Not set: 1e9."""
     checkpoint_asynchronous: _builtins.bool
-    """Whether it is written beside training. False: training waits."""
+    """Whether it is written next to training. False: training waits."""
     checkpoint_stall_s: _builtins.float
     """What training waits for then, in s. 0: nothing."""
     restart_s: _builtins.float

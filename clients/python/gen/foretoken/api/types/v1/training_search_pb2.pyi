@@ -361,7 +361,7 @@ class StrategySensitivity(_message.Message):
     """Whether the best stays the best. Not set: it does."""
     same_throughput_ratio: _builtins.float
     """Tokens per s and device of the best today, kept, over those it has today. 0: it does not run
-    then, or this is not told.
+    then, or this is not stated.
     """
     def __init__(
         self,
@@ -607,7 +607,7 @@ class TrainingSearchReport(_message.Message):
 
     @_builtins.property
     def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpaceCell]:
-        """The best by values of two axes. Empty: not told."""
+        """The best by values of two axes. Empty: not stated."""
 
     @_builtins.property
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
