@@ -167,6 +167,7 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
         name=line["id"],
         model=_model(line["model"]),
         device=line["device"],
+        topology=_NETWORKS.get((line["id"][: len("ibm-fsdp")], line["device"]), ""),
         dtype=DType[line["precision"].upper()],
         expert_tp=1 if line["id"].startswith(_WHOLE_EXPERTS) else 0,
         layout=ParallelLayout(**{axis: number[axis] for axis in ("tp", "pp", "cp", "dp", "ep")}),
@@ -193,6 +194,15 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # NVIDIA-NeMo/Megatron-Bridge, recipes/moonlight/moonlight_16b.py: gradients and moments in
     # bf16.
     "mem-moonlight": {"gradient_dtype": "bf16", "moment_dtype": "bf16"},
+    # foundation-model-stack/foundation-model-stack, fms/modules/layernorm.py and positions.py
+    # (norms and rotation operator by operator in fp32, not compiled); foundation-model-stack/
+    # fms-fsdp, fms_fsdp/policies/mixed_precision.py (gradients summed in bf16).
+    "ibm-fsdp": {"fuses_norm": "false", "fuses_rope": "false", "gradient_dtype": "bf16"},
+}
+# 400 Gb/s between nodes of A100, 800 between those of H100, as the rows' notes say.
+_NETWORKS = {
+    ("ibm-fsdp", "a100_sxm_80"): "a100_roce_4x",
+    ("ibm-fsdp", "h100_sxm"): "h100_roce_2x",
 }
 # The same recipe does not split experts over tensor parallelism.
 _WHOLE_EXPERTS = "mem-moonlight"

@@ -22,6 +22,7 @@ from foretoken.domain.measurements.estimate import (
 )
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.predictor.call import Call
+from foretoken.predictor.chain import backward_ratio, lengthen
 from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import is_extrapolated
@@ -186,11 +187,11 @@ class Estimator:
         if table.phase is Phase.BACKWARD:
             return self._scale_forward(call, query)
         transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
-        if not transfer.support.has_measured(spec):
-            proxied = self._from_proxy(call, query)
-            if proxied is not None:
-                return proxied
-        return _from_transfer(transfer, spec, target.device, design)
+        if transfer.support.has_measured(spec):
+            return _from_transfer(transfer, spec, target.device, design)
+        proxied = self._from_proxy(call, query)
+        found = proxied or _from_transfer(transfer, spec, target.device, design)
+        return lengthen(call, found)
 
     def _answer_collective(
         self, call: Call, query: LatencyQuery, own: Source | None, design: Design
@@ -264,7 +265,7 @@ class Estimator:
                 answered, self._from_series(other, measured, weight), is_unlike, is_other_unlike
             )
             is_unlike &= is_other_unlike
-        found = _limit_doubt(answered, transfer)
+        found = lengthen(call, _limit_doubt(answered, transfer), source.choice.head.key.variant)
         return found if is_own else move_to_sibling(found, measured.base_us, design.base_us)
 
     def _complete(self, call: Call, query: LatencyQuery, found: LatencyColumns) -> LatencyColumns:
@@ -357,7 +358,7 @@ class Estimator:
 
     def _scale_forward(self, call: Call, query: LatencyQuery) -> LatencyColumns:
         """Return a backward pass as the forward calls it is made of, or a multiple of its own."""
-        spec, ratio = call.spec, call.spec.work_ratio(call.table.phase)
+        spec, ratio = call.spec, backward_ratio(call)
         if not ratio:
             reason = f"{spec.name} has no backward pass of its own"
             raise InvalidRequestError.of_field("phase", reason)

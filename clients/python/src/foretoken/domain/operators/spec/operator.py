@@ -121,7 +121,9 @@ class OperatorSpec:
     `shares_node_links` its ranks on a node send each byte to another node once for all of them.
     `proxy_operator` names a call of another operator, in the same number format, that takes about
     as long: it answers where this one was not measured. `backward_calls` are the forward calls a
-    backward pass is made of, for where that was not measured.
+    backward pass is made of, for where that was not measured. `chain_ratios` are how many times as
+    long as one kernel the chain of operators takes that eager PyTorch runs in its place
+    (`form=eager`), in the forward and the backward pass, for where that was not measured.
     """
 
     name: str
@@ -142,6 +144,7 @@ class OperatorSpec:
     saved_elements: Callable[[Dims], Quantity] = _nothing
     proxy_operator: ProxyOperator | None = None
     backward_calls: Callable[[Dims], tuple[Dims, ...]] | None = None
+    chain_ratios: tuple[float, float] = (1.0, 1.0)
 
     @property
     def dim_names(self) -> tuple[str, ...]:

@@ -1,0 +1,43 @@
+"""Chains of operators that eager PyTorch runs in place of one kernel, where none was measured."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from foretoken.domain.lowering.node_builder import EAGER_VARIANT
+from foretoken.domain.measurements.estimate import LatencyColumns, Phase
+from foretoken.predictor.call import Call
+
+# How far the ratio is apart between devices. Source: that of A100 to GH200 is 1.15 to 1.6 (see the
+# `chain_ratios` of norms and rotary embeddings).
+_CHAIN_LOG = float(np.log(1.3))
+
+
+def lengthen(call: Call, found: LatencyColumns, measured: str = "") -> LatencyColumns:
+    """Return what one kernel takes as long as its chain takes, where a chain is asked for.
+
+    `measured` is the variant that the answer is of.
+    """
+    ratio = _ratio(call, call.table.phase)
+    if ratio == 1.0 or measured == EAGER_VARIANT:
+        return found
+    return replace(
+        found,
+        latency_us=np.asarray(found.latency_us) * ratio,
+        low_us=np.asarray(found.low_us) * ratio * np.exp(-_CHAIN_LOG),
+        high_us=np.asarray(found.high_us) * ratio * np.exp(_CHAIN_LOG),
+        basis=f"{found.basis}; a chain of kernels takes {ratio:g} times as long",
+    )
+
+
+def backward_ratio(call: Call) -> float:
+    """Return the time of a backward pass over that of the forward pass, by work and as a chain."""
+    spec = call.spec
+    chains = _ratio(call, Phase.BACKWARD) / _ratio(call, Phase.FORWARD)
+    return spec.work_ratio(call.table.phase) * chains
+
+
+def _ratio(call: Call, phase: Phase) -> float:
+    if call.table.variant != EAGER_VARIANT:
+        return 1.0
+    return call.spec.chain_ratios[phase is Phase.BACKWARD]
