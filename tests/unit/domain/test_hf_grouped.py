@@ -152,6 +152,31 @@ def test_presets_have_the_published_parameters(preset: str, published: int) -> N
     assert pytest.approx(published, rel=1e-4) == count.total - encoders
 
 
+def test_ling_flash_has_the_published_parameters() -> None:
+    """Its card: 103 billion, 6.1 active, of which 4.8 are no embedding."""
+    keys = {
+        "hidden_size": 4096,
+        "intermediate_size": 9216,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 32,
+        "vocab_size": 157184,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "moe_intermediate_size": 1024,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "use_qkv_bias": False,
+        "use_bias": False,
+        "score_function": "sigmoid",
+    }
+    count = count_parameters(_read("bailing_moe", **keys))
+    embeddings = count.embedding + count.lm_head
+    found = [count.total, count.active_total, count.active_total - embeddings]
+    assert pytest.approx([103e9, 6.1e9, 4.8e9], rel=0.02) == found
+
+
 def test_a_parallel_residual_is_of_dense_halves() -> None:
     with pytest.raises(InvalidRequestError, match="has_parallel_residual"):
         _read("glm4_moe", **_EXPERTS, use_parallel_residual=True)

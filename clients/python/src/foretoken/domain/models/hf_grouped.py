@@ -170,6 +170,17 @@ _BIASED = ("use_bias", "use_bias", "use_bias")
 _FAMILIES: Mapping[str, Grouped] = {
     "apertus": Grouped(qk_norm=1, is_gated=False, ignored=("qk_norm", "post_norm")),
     "arcee": Grouped(is_gated=False),
+    "bailing_moe": Grouped(
+        qk_norm=1,
+        is_normed=False,
+        biases=("use_qkv_bias", "use_bias", "use_bias"),
+        halves=_first_dense,
+        ignored=(
+            *("moe_router_enable_expert_bias", "moe_shared_expert_intermediate_size"),
+            *("mtp_loss_scaling_factor", "norm_head", "norm_softmax", "router_dtype"),
+            *("score_function", "use_rmsnorm"),
+        ),
+    ),
     "cohere": Grouped(
         qk_norm=1, is_normed=False, norm="layer_norm", is_parallel=True, defaults=_TIED
     ),

@@ -73,13 +73,14 @@ def load_model(name: str | Path) -> ModelArchitecture:
         return architecture_of_hf_config(config, _name_in(config))
     try:
         return find_model(name)
-    except UnknownModelError:
+    except UnknownModelError as err:
         path = Path(name)
         if is_there(path):
             return _load_file(path)
         if path.suffix in (".json", _GGUF):
             raise InvalidRequestError.of_field("model", f"there is no file {path}") from None
-        raise
+        advice = "any other model is read from its Hugging Face config.json: give its path"
+        raise UnknownModelError(f"{err.message} {advice}", **err.details) from None
 
 
 def _load_file(path: Path) -> ModelArchitecture:

@@ -14,7 +14,6 @@ from foretoken.app.cli.state import (
     CliState,
     build_table,
     check_output_path,
-    fail,
     note,
     open_composition,
     parse_assignments,
@@ -23,7 +22,7 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.compose import recover_catalog, restore_catalog
 from foretoken.domain import schema
-from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementFilter,
@@ -189,11 +188,7 @@ def restore(
 ) -> None:
     """Make a backup the catalog of this configuration. No process may have that open."""
     state = state_of(context)
-    try:
-        target, kept = restore_catalog(state.config, path, is_replacing=replace)
-    except ForetokenError as err:
-        fail(err)
-        return
+    target, kept = restore_catalog(state.config, path, is_replacing=replace)
     if kept is not None:
         note(f"the catalog that was there is now {kept}")
     note(f"restored {target}")
@@ -214,11 +209,7 @@ def recover(
     recognised.
     """
     state = state_of(context)
-    try:
-        target, found = recover_catalog(state.config, is_accepting_loss=accept_loss)
-    except ForetokenError as err:
-        fail(err)
-        return
+    target, found = recover_catalog(state.config, is_accepting_loss=accept_loss)
     if not found.description:
         note(f"{target} holds all that it acknowledged")
         return

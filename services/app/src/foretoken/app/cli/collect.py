@@ -15,7 +15,6 @@ from foretoken.app.cli.state import (
     ProgressBar,
     build_table,
     check_output_path,
-    fail,
     note,
     scenario_changes,
     show_progress,
@@ -24,7 +23,7 @@ from foretoken.app.cli.state import (
 from foretoken.app.collect.target import Target
 from foretoken.app.config import process_environment
 from foretoken.app.scenario_file import read_serving_scenario
-from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.option import describe, flag, option
 from foretoken.domain.requests.serving_run import ServingRun, encode_run
@@ -111,22 +110,18 @@ def collect(
     # Its client takes long to import, and no other command needs it.
     from foretoken.app.collect.recording import Collection, collect_run
 
-    try:
-        plan = _plan(scenario, load)
-        collection = Collection(
-            target=_target(server),
-            plan=plan,
-            name=out.stem,
-            seed=load.seed,
-            num_warm_up=load.warm_up,
-            max_in_flight=load.max_in_flight,
-            settings=_settings(scenario, server, load),
-        )
-        with show_progress(f"collect {plan.num_requests} requests from {server.url}") as bar:
-            run = collect_run(collection, _show(bar))
-    except ForetokenError as err:
-        fail(err)
-        return
+    plan = _plan(scenario, load)
+    collection = Collection(
+        target=_target(server),
+        plan=plan,
+        name=out.stem,
+        seed=load.seed,
+        num_warm_up=load.warm_up,
+        max_in_flight=load.max_in_flight,
+        settings=_settings(scenario, server, load),
+    )
+    with show_progress(f"collect {plan.num_requests} requests from {server.url}") as bar:
+        run = collect_run(collection, _show(bar))
     out.write_text(encode_run(run), encoding="utf-8")
     summary = _summarise(run)
     state.print_object(summary, lambda: _summary_table(run, summary))

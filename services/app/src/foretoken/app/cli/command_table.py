@@ -217,6 +217,16 @@ class RootGroup(LazyGroup):
         ),
     )
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an error of ours ends it with its message and status 1, wherever it is."""
+        from foretoken.app.cli.state import fail
+        from foretoken.domain.errors import ForetokenError
+
+        try:
+            return super().invoke(ctx)
+        except ForetokenError as err:
+            fail(err)
+
 
 class _Searches(LazyGroup):
     listed = (

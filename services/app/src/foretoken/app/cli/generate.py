@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from foretoken.app.cli.state import check_output_path, fail, note, scenario_changes
+from foretoken.app.cli.state import check_output_path, note, scenario_changes
 from foretoken.app.scenario_file import (
     build_serving_scenario,
     build_training_scenario,
     read_training_scenario,
 )
 from foretoken.domain import schema
-from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.option import option
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import (
@@ -204,15 +204,12 @@ def scenario(
     from foretoken.simulator.launch.files import render_scenario
     from foretoken.simulator.launch.training import read_launch
 
-    try:
-        given = {"device": device, **scenario_changes(change)}
-        texts = {path.name: read_text(path, "--from-file") for path in files or ()}
-        found = read_launch(command, texts, needs_model="model" not in given)
-        build = build_training_scenario if found.is_training else build_serving_scenario
-        path = out or Path(f"{found.framework}.yaml")
-        text = render_scenario(build(dict(found.content), given, path))
-    except ForetokenError as err:
-        fail(err)
+    given = {"device": device, **scenario_changes(change)}
+    texts = {path.name: read_text(path, "--from-file") for path in files or ()}
+    found = read_launch(command, texts, needs_model="model" not in given)
+    build = build_training_scenario if found.is_training else build_serving_scenario
+    path = out or Path(f"{found.framework}.yaml")
+    text = render_scenario(build(dict(found.content), given, path))
     if found.unread:
         note(f"not read: {', '.join(f'--{name}' for name in found.unread)}")
     if out is None:
@@ -248,8 +245,5 @@ def training(
     Example: `foretoken generate training docs/examples/training.yaml --framework megatron-core
     --out training`
     """
-    try:
-        resolved = read_training_scenario(scenario, scenario_changes(change))
-        launch_scenario(resolved, out, framework)
-    except ForetokenError as err:
-        fail(err)
+    resolved = read_training_scenario(scenario, scenario_changes(change))
+    launch_scenario(resolved, out, framework)

@@ -95,11 +95,10 @@ def root(
     ] = False,
 ) -> None:
     """Set up what every command shares."""
-    from foretoken.app.cli.state import CliState, fail, parse_assignments
+    from foretoken.app.cli.state import CliState, parse_assignments
     from foretoken.app.config import load_config, process_environment
     from foretoken.app.starter import with_starter
     from foretoken.app.telemetry.command_trace import observe_command
-    from foretoken.domain.errors import ForetokenError
 
     # What is profiled on the CPU has the threads that it has without us.
     if context.invoked_subcommand != "profile":
@@ -110,14 +109,10 @@ def root(
     overrides: dict[str, object] = {"home": home, "log.level": log_level, **context.meta}
     for service, address in parse_assignments(endpoint or []).items():
         overrides[f"endpoints.{service}"] = address
-    try:
-        environment = process_environment()
-        resolved = with_starter(load_config(config, environment, overrides), environment)
-        name, is_quiet = context.invoked_subcommand or "", log_level is None
-        context.call_on_close(observe_command(resolved, name, is_quiet=is_quiet))
-    except ForetokenError as err:
-        fail(err)
-        return
+    environment = process_environment()
+    resolved = with_starter(load_config(config, environment, overrides), environment)
+    name, is_quiet = context.invoked_subcommand or "", log_level is None
+    context.call_on_close(observe_command(resolved, name, is_quiet=is_quiet))
     context.obj = CliState(config=resolved, output=output)
 
 

@@ -19,7 +19,6 @@ from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_gr
 from foretoken.app.cli.state import (
     CliState,
     build_table,
-    fail,
     note,
     open_composition,
     show_progress,
@@ -31,7 +30,7 @@ from foretoken.app.config import EMBEDDED
 from foretoken.client.single_query import find_member
 from foretoken.domain import schema
 from foretoken.domain.alias import canonical_device
-from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
 from foretoken.domain.measurements.planning import PlanRequest
@@ -150,12 +149,9 @@ def profile(
 
 def _has_served(state: CliState, device: str) -> bool:
     """Lend this node's devices to the one that leads, if another one does; return whether."""
-    try:
-        node = find_place(state.config)
-        if not node.is_leader:
-            serve_place(node, device, _NUM_CPU_RANKS)
-    except ForetokenError as err:
-        fail(err)
+    node = find_place(state.config)
+    if not node.is_leader:
+        serve_place(node, device, _NUM_CPU_RANKS)
     return not node.is_leader
 
 

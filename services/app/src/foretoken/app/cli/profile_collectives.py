@@ -23,7 +23,6 @@ from foretoken.app.cli.output_file import check_picture_option
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     CliState,
-    fail,
     note,
     open_composition,
     show_progress,
@@ -32,7 +31,7 @@ from foretoken.app.cli.state import (
 from foretoken.app.config import EMBEDDED, AppConfig, process_environment
 from foretoken.client.single_query import find_member
 from foretoken.domain import schema
-from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.operators.spec.operator import all_operators, find_operator
@@ -103,14 +102,11 @@ def collectives(context: typer.Context, group: GroupOptions, outcome: OutcomeOpt
     """
     _check_picture(outcome)
     state = state_of(context)
-    try:
-        place = find_place(state.config)
-        choice = _choose(group, outcome, place.num_nodes)
-        if not place.is_leader:
-            serve_place(place, group.device, max(choice.ranks))
-            return
-    except ForetokenError as err:
-        fail(err)
+    place = find_place(state.config)
+    choice = _choose(group, outcome, place.num_nodes)
+    if not place.is_leader:
+        serve_place(place, group.device, max(choice.ranks))
+        return
     _lead(state, group, outcome, choice)
 
 

@@ -18,9 +18,7 @@ from typing import Any
 
 import typer
 
-from foretoken.app.cli.state import fail
 from foretoken.domain import schema
-from foretoken.domain.errors import ForetokenError
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.requests.option import Option, options_of
 
@@ -275,10 +273,7 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
         built = {}
         for name, (build, options) in groups.items():
             given = {option.name: values.pop(option.name) for option in options}
-            try:
-                built[name] = build(given)
-            except ForetokenError as err:
-                fail(err)
+            built[name] = build(given)
         command(**values, **built)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from foretoken.app.cli.state import fail, state_of
+from foretoken.app.cli.state import state_of
 from foretoken.app.config import SERVICES
-from foretoken.domain.errors import ForetokenError
 
 _WEB = "web"
 _HTTP_PORT = 8080
@@ -49,24 +48,21 @@ def serve(
     given = {"host": host, "port": port, "metrics_port": metrics_port, "http_port": http}
     overrides = {key: value for key, value in given.items() if value is not None}
 
-    try:
-        server = replace(state.config.server, **overrides)  # type: ignore[arg-type]
-        config = replace(state.config, server=server)
-        if is_web_alone:
-            # By default only services have one: pages may share a machine with them.
-            serve_web_until_stopped(
-                config,
-                lambda address: typer.echo(f"serving {address}"),
-                has_metrics=metrics_port is not None,
-            )
-            return
+    server = replace(state.config.server, **overrides)  # type: ignore[arg-type]
+    config = replace(state.config, server=server)
+    if is_web_alone:
+        # By default only services have one: pages may share a machine with them.
+        serve_web_until_stopped(
+            config,
+            lambda address: typer.echo(f"serving {address}"),
+            has_metrics=metrics_port is not None,
+        )
+        return
 
-        def announce(bound_port: int) -> None:
-            typer.echo(f"serving {server.host}:{bound_port}")
+    def announce(bound_port: int) -> None:
+        typer.echo(f"serving {server.host}:{bound_port}")
 
-        serve_until_stopped(tuple(dict.fromkeys(services or SERVICES)), config, announce)
-    except ForetokenError as err:
-        fail(err)
+    serve_until_stopped(tuple(dict.fromkeys(services or SERVICES)), config, announce)
 
 
 def ui(
@@ -87,8 +83,5 @@ def ui(
         if has_browser:
             webbrowser.open(address)
 
-    try:
-        server = replace(state.config.server, host=host or state.config.server.host, http_port=http)
-        serve_web_until_stopped(replace(state.config, server=server), announce)
-    except ForetokenError as err:
-        fail(err)
+    server = replace(state.config.server, host=host or state.config.server.host, http_port=http)
+    serve_web_until_stopped(replace(state.config, server=server), announce)

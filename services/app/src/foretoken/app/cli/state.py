@@ -166,14 +166,11 @@ def state_of(context: typer.Context) -> CliState:
 
 @contextmanager
 def open_composition(state: CliState) -> Iterator[Composition]:
-    """Yield the ports of this process; a Foretoken error ends the command with its message."""
+    """Yield the ports of this process."""
     from foretoken.app.compose import Composition
 
-    try:
-        with Composition(state.config, on_join=_note_owner, tell=note) as composition:
-            yield composition
-    except ForetokenError as err:
-        fail(err)
+    with Composition(state.config, on_join=_note_owner, tell=note) as composition:
+        yield composition
 
 
 def _note_owner(pid: int) -> None:
