@@ -189,15 +189,28 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # NVIDIA/NeMo, scripts/performance/llm/pretrain_deepseek_v3.py: DeepEP on H100. Of the model's
     # eight groups of experts, one a node, a token reaches four, which the preset has.
     "dgxc-dsv3-bf16": {"sends_tokens_once": "true"},
-    # AI-Hypercomputer/maxtext with Transformer Engine: cuDNN's attention.
-    "dgxc-maxtext": {"attention_library": "cudnn"},
+    # AI-Hypercomputer/maxtext with Transformer Engine: cuDNN's attention, the rest compiled by XLA,
+    # which fuses operators of elements with each other and with what converts them.
+    "dgxc-maxtext": {
+        "attention_library": "cudnn",
+        "fuses_norm": "true",
+        "fuses_rope": "true",
+        "fuses_gate": "true",
+        "fuses_bias_activation": "true",
+        "fuses_norm_quantize": "true",
+    },
+    # NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/qwen3/workload_base_configs.py of
+    # 25.11: no other dispatcher than all-to-all, which later ones name for Qwen3 235B on B200.
+    "br-25.11-qwen": {"sends_tokens_once": "false"},
     # NVIDIA-NeMo/Megatron-Bridge, recipes/moonlight/moonlight_16b.py: gradients and moments in
     # bf16.
     "mem-moonlight": {"gradient_dtype": "bf16", "moment_dtype": "bf16"},
     # foundation-model-stack/foundation-model-stack, fms/modules/layernorm.py and positions.py
     # (norms and rotation operator by operator in fp32, not compiled); foundation-model-stack/
     # fms-fsdp, fms_fsdp/policies/mixed_precision.py (gradients summed in bf16).
-    "ibm-fsdp": {"fuses_norm": "false", "fuses_rope": "false", "gradient_dtype": "bf16"},
+    "ibm-fsdp": {"gradient_dtype": "bf16"},
+    # Compiled, as the rules in the file say of the gate.
+    "mem-titan": {"fuses_norm": "true", "fuses_rope": "true"},
 }
 # 400 Gb/s between nodes of A100, 800 between those of H100, as the rows' notes say.
 _NETWORKS = {

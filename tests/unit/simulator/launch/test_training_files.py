@@ -125,6 +125,16 @@ def test_megatron_is_given_experts_latent_attention_and_uneven_stages(tmp_path: 
             {"pipeline_schedule": "interleaved", "virtual_stages": 4},
             ["--num-virtual-stages-per-pipeline-rank 4"],
         ),
+        (
+            {
+                "pipeline_schedule": "interleaved",
+                "virtual_stages": 4,
+                "trainer": TrainerSpec(
+                    profile="megatron-core", rules={"interleaved_transfers": "rendezvous"}
+                ),
+            },
+            ["--no-overlap-p2p-communication"],
+        ),
         ({"stage_layers": (20, 12)}, ["--pipeline-model-parallel-layout 'Et*20|t*12L'"]),
         ({"stage_layers": (0, 32)}, ["--pipeline-model-parallel-layout 'E|t*32L'"]),
         ({"shard_degree": 2}, ["--num-distributed-optimizer-instances 2"]),

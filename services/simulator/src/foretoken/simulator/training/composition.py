@@ -50,7 +50,11 @@ class StepRules:
     def links(self) -> LinkRules:
         """How ranks of the pipeline send."""
         trainer = self.trainer
-        return LinkRules(transfers=trainer.transfers, has_duplex_links=trainer.has_duplex_links)
+        num_chunks = len({item.chunk for slot in self.orders[0] for item in slot})
+        return LinkRules(
+            transfers=trainer.transfers_between(num_chunks),
+            has_duplex_links=trainer.has_duplex_links,
+        )
 
     def count_passes(self, rank: int) -> Counter[tuple[str, int]]:
         """Return how often a rank runs each (kind of pass, chunk) in a step."""

@@ -395,6 +395,7 @@ def _write_kernels(run: LaunchedRun) -> Options:
         "hidden-dropout": dropout,
         "clip-grad": None if rules.clips_gradients else 0.0,
         "no-check-for-nan-in-loss-and-grad": not rules.checks_gradients,
+        "no-overlap-p2p-communication": run.waits_for_sends,
         "tp-comm-overlap": rules.overlaps_tensor_collectives and run.sequence_parallel,
         "overlap-moe-expert-parallel-comm": rules.overlaps_expert_exchange and run.ep > 1,
     }
