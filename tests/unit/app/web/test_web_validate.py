@@ -52,6 +52,8 @@ def test_a_comparison_has_an_address_that_outlives_the_server(tmp_path: Path) ->
         assert _measured().encode() == web.get(f"{address}/measured").body
         assert address.encode() in web.get("/validate").body
         assert 404 == web.get("/validate/validation-none").status
+        assert 303 == web.send("POST", f"{address}/forget", "", Content_Type=_FORM).status
+        assert 404 == web.get(address).status
 
 
 def test_a_server_is_calibrated_in_one_click(web: WebClient) -> None:
@@ -106,7 +108,11 @@ def test_who_may_only_look_keeps_no_comparison(tmp_path: Path) -> None:
             cookie = signed.headers["Set-Cookie"].partition(";")[0]
             shown = post_form(web, "/validate", _SERVED, {"Cookie": cookie}, measured=_measured())
             status[token] = shown.status
+        kept = shown.headers["Location"]
+        forget = web.send("POST", f"{kept}/forget", "", Content_Type=_FORM, Cookie=cookie)
     assert {"aaaa": 403, "bbbb": 303} == status
+    # That takes another right than to plan.
+    assert 403 == forget.status
 
 
 @pytest.mark.parametrize(

@@ -209,10 +209,11 @@ class _Sending:
             raise ConnectionAbortedError from None
 
     async def finish(self) -> None:
-        """End it well."""
+        """End it well; a client that has left with the last piece has all of it."""
         if not self.answer.prepared:
             await self.answer.prepare(self._request)
-        await self.answer.write_eof()
+        with suppress(ConnectionError):
+            await self.answer.write_eof()
 
     def abort(self) -> None:
         """Break the connection."""

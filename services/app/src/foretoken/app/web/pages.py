@@ -85,6 +85,7 @@ VIEWS: Mapping[str, View] = {
     "GET /validate/{name}/report": validated.send_report,
     "GET /validate/{name}/measured": validated.send_measured,
     "POST /validate/{name}/calibrate": validated.calibrate,
+    "POST /validate/{name}/forget": validated.forget,
 }
 _NAV: Final = (
     ("/", "Ask"),

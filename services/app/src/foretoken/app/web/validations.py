@@ -100,6 +100,17 @@ def find_validation(visit: Visit, name: str) -> Validation:
     return found
 
 
+def forget_validation(visit: Visit, name: str) -> None:
+    """Forget a comparison and the file it is of, as the caller may.
+
+    Raises:
+        UnknownJobError: there is none of that name.
+        NotAllowedError: the caller lacks the right `delete`.
+
+    """
+    visit.catalog.delete_artifact(_KIND, find_validation(visit, name).name)
+
+
 def read_validation(visit: Visit, found: Validation) -> ValidationFiles:
     """Return the page of a comparison, and what it was made of."""
     content = b"".join(visit.catalog.read_artifact(_KIND, found.name))

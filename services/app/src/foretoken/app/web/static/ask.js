@@ -41,6 +41,12 @@ form.addEventListener("input", (event) => {
   waiting = setTimeout(check, WAIT_MS);
 });
 
+// The answer comes with the next page; what keeps it waiting is said on this one.
+addEventListener("pageshow", () => { document.getElementById("asked").textContent = ""; });
+form.addEventListener("submit", () => {
+  document.getElementById("asked").textContent = "Answering. The first question of a model on a GPU learns its operators from the measurements, once: some seconds more.";
+});
+
 // A folder's config.json is read here, and its text sent.
 const chosen = document.getElementById("f-config-file");
 chosen?.addEventListener("change", async () => {

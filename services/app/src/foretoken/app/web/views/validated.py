@@ -1,6 +1,6 @@
 """One comparison with a measured run that is kept: its page, its file, and a calibration of it."""
 
-from foretoken.app.web.validations import find_validation, read_validation
+from foretoken.app.web.validations import find_validation, forget_validation, read_validation
 from foretoken.app.web.views.results import send_page
 from foretoken.app.web.views.validate import CALIBRATE, CORRECTION, compare_run
 from foretoken.app.web.views.validate_training import compare_steps
@@ -26,6 +26,12 @@ def send_measured(visit: Visit) -> Sent:
         media="application/octet-stream",
         file_name=f"{visit.place['name']}-measured",
     )
+
+
+def forget(visit: Visit) -> Redirect:
+    """Forget a comparison and the file it is of; go to what is left."""
+    forget_validation(visit, visit.place["name"])
+    return Redirect("/validate")
 
 
 def calibrate(visit: Visit) -> Redirect:
