@@ -79,6 +79,13 @@ def test_a_format_shows_what_its_commands_take(tmp_path: Path) -> None:
     assert "error (unknown_plugin): unknown plug-in 'vidru'; did you mean vidur?\n" == wrong.stderr
 
 
+def test_a_trainer_of_which_interleaved_stages_send_otherwise_says_so(tmp_path: Path) -> None:
+    outcome = _run(tmp_path, "--output", "json", "list", "trainers")
+    found = {row["trainer"]: row["transfers"] for row in json.loads(outcome.stdout)}
+    assert "rendezvous, buffered if interleaved" == found["megatron-core"]
+    assert "rendezvous" == found["megatron-lm-2022"]
+
+
 def test_a_path_that_holds_something_else_is_told_what_was_expected(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("no measurements")
     outcome = _run(tmp_path, "catalog", "import", "aiconfigurator", str(tmp_path / "notes.md"))

@@ -170,6 +170,11 @@ _TRAINER_ASPECTS = {
 }
 
 
+def _describe_transfers(profile: TrainerProfile) -> str:
+    own = profile.interleaved_transfers
+    return f"{profile.transfers}, {own} if interleaved" if own else profile.transfers
+
+
 @app.command()
 def trainers(context: typer.Context) -> None:
     """List the training frameworks' profiles: what they do by their own rules, and can do."""
@@ -179,7 +184,7 @@ def trainers(context: typer.Context) -> None:
             profile.versions or "-",
             profile.attention,
             profile.gradient_accumulation,
-            profile.transfers,
+            _describe_transfers(profile),
             ", ".join(_overlapped(profile)) or "nothing",
             *(describe_values(profile.can.has, aspect) for aspect in _TRAINER_ASPECTS),
             profile.framework or "-",
