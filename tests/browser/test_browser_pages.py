@@ -380,6 +380,26 @@ def test_the_table_follows_what_is_zoomed_and_the_link_keeps_it(
         assert before == page.locator("#candidates tbody tr").count()
 
 
+def test_a_measured_run_is_compared_calibrated_and_forgotten(browser: Any, web: WebClient) -> None:
+    """Its address shows another browser the same."""
+    with _open(browser) as page, _open(browser) as other:
+        page.goto(_address(web, "/validate"))
+        page.get_by_label("Measured run").set_input_files(_EXAMPLES / "measured-requests.csv")
+        page.get_by_role("button", name="Simulate and compare").click()
+        page.wait_for_url("**/validate/validation-*")
+        page.get_by_label("Name of the correction").fill("of-a-browser")
+        compared = page.url
+        page.get_by_role("button", name="Calibrate").click()
+        page.get_by_text("correction: of-a-browser").wait_for()
+        page.frame_locator("iframe.report").get_by_text("error then").first.wait_for()
+        other.goto(page.url)
+        other.get_by_text("correction: of-a-browser").wait_for()
+        other.goto(compared)
+        other.get_by_role("button", name="Forget").click()
+        other.wait_for_url("**/validate")
+        assert 0 == other.locator(f"a[href='{compared.partition(str(web.port))[2]}']").count()
+
+
 def test_two_browsers_see_one_import(browser: Any, web: WebClient) -> None:
     """One brings rows in, the other finds the job and the map."""
     with _open(browser) as one, _open(browser) as other:
