@@ -126,7 +126,7 @@ test-slow: setup ## run what takes long: processes killed, Ray, properties on mo
 test-lake: setup-lake ## run the catalog's tests as a lake (needs PostgreSQL) and with its DuckDB
 	$(LAKE_VENV)/bin/pytest --numprocesses $(WORKERS) --dist loadfile $(LAKE_TESTS)
 
-KUBERNETES_TESTS := $(wildcard tests/architecture/test_deploy*.py tests/unit/profiler/test_profiler_cluster*.py) tests/e2e/test_profile_on_kubernetes.py
+KUBERNETES_TESTS := $(wildcard tests/architecture/test_deploy*.py tests/unit/profiler/test_profiler_cluster*.py) tests/e2e/test_profile_on_kubernetes.py tests/e2e/test_shared_profiles.py
 .PHONY: test-kubernetes
 test-kubernetes: setup ## everything about Kubernetes, slow ones too: manifests and moves, rights, profiles by real processes on the tests' API server; FORETOKEN_TEST_KUBECONFIG names a cluster that manifests are applied to
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS) $(KUBERNETES_TESTS)
