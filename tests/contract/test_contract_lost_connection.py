@@ -35,12 +35,16 @@ class _Cable:
         self._target = (host, int(port))
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._ends: list[socket.socket] = []
+        self._lock, self._is_cut = threading.Lock(), False
         self.address = "{}:{}".format(*self._listening.getsockname())
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
         """Break what is connected, and take no more."""
-        for end in (self._listening, *self._ends):
+        with self._lock:
+            self._is_cut = True
+            ends = (self._listening, *self._ends)
+        for end in ends:
             with contextlib.suppress(OSError):  # the other side was quicker
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -55,8 +59,14 @@ class _Cable:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listening.accept()
-                far = socket.create_connection(self._target)
-                self._ends += [near, far]
+                with contextlib.ExitStack() as undo:
+                    undo.enter_context(near)
+                    far = undo.enter_context(socket.create_connection(self._target))
+                    with self._lock:
+                        if self._is_cut:
+                            return
+                        self._ends += [near, far]
+                    undo.pop_all()
                 for one, other in itertools.permutations((near, far)):
                     threading.Thread(target=_pump, args=(one, other), daemon=True).start()
 

@@ -24,7 +24,9 @@ _BLOCKS = st.lists(st.integers(0, 3), max_size=6)
 def _request(session: int = -1, blocks: Sequence[int] = ()) -> RoutedRequest:
     num_tokens = _BLOCK_TOKENS * len(blocks) + 1
     names = np.array(blocks, dtype=np.int64)
-    return RoutedRequest(0, num_tokens, session, names, _BLOCK_TOKENS)
+    return RoutedRequest(
+        0, num_tokens, session, block_tokens=_BLOCK_TOKENS, read_blocks=lambda _: names
+    )
 
 
 @st.composite

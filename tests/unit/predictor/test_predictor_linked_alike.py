@@ -60,8 +60,8 @@ def _ask(
 @pytest.mark.parametrize(
     ("topology", "alike"),
     [
-        ("h100_dgx", ("h200_hgx",)),
-        ("h200_hgx", ("h100_dgx",)),
+        ("h100_dgx", ("h100_roce_2x", "h200_hgx")),
+        ("h200_hgx", ("h100_dgx", "h100_roce_2x")),
         # Its links are half as fast.
         ("h800_hgx", ()),
         ("b300_hgx", ("b200_hgx",)),

@@ -155,7 +155,7 @@ def test_a_command_of_megatron_is_read_with_its_model_by_its_sizes() -> None:
         (_MEGATRON.replace("14336", "14337"), "its sizes are of no preset: name it"),
         (
             _MEGATRON.replace("--max-position-embeddings 131072", ""),
-            "those of internlm2-7b, llama-3-8b, llama-3.1-8b:",
+            "those of internlm2-7b, llama-3-8b, llama-3.1-8b, mistral-7b:",
         ),
         (_MEGATRON.replace("--seq-length 4096", ""), "an option is missing.*sequence_length"),
         (f"{_MEGATRON} --deepspeed", "deepspeed: a file or an option is missing.*deepspeed.json"),

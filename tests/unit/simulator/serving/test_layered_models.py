@@ -41,13 +41,17 @@ def _scenario(name: str, num_layers: int = 0, tp: int = 8) -> ServingScenario:
     )
 
 
+# Eight ranks do not divide these heads.
+_OF_FEW_HEADS = ("gemma-3-1b", "phi-4")
+
+
 def test_every_model_has_a_memory_plan() -> None:
     """Only the largest do not fit on eight devices of 180 GB."""
     unfit = []
     for name, model in all_models().items():
         if not model.layers:
             continue
-        scenario = _scenario(name)
+        scenario = _scenario(name, tp=2 if name in _OF_FEW_HEADS else 8)
         [memory] = plan_memories(scenario, scenario.resolve_engine())
         states = any(state_of(part).request_bytes for part in stack_of(model).mixers)
         assert states == (memory.state_bytes > 0), name

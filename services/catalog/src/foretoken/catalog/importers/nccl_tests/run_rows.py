@@ -234,7 +234,12 @@ def _topology_of(group: _Group, path: Path, site: Site) -> TopologySpec:
         if topology.device != group.device:
             refuse(path, f"ran on {group.device}; {topology.name} is made of {topology.device}")
         return topology
-    known = [found for found in all_topologies().values() if found.device == group.device]
+    # Those with nodes like another's are of sites with networks of their own.
+    known = [
+        found
+        for found in all_topologies().values()
+        if found.device == group.device and not found.nodes_like
+    ]
     if len(known) != 1:
         names = ", ".join(found.name for found in known) or "none"
         raise InvalidRequestError.of_field(
