@@ -100,6 +100,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Services]:
         yield _Services(tmp_path_factory.mktemp("secured"), closing)
 
 
+@pytest.mark.slow
 def test_the_roles_of_pods_are_enough_for_all_they_do(services: _Services) -> None:
     """A person with the role of one profiles, trains, simulates; the services call each other."""
     config = AppConfig(

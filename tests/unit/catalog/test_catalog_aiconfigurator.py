@@ -401,6 +401,7 @@ def test_every_table_of_the_wheel_is_read_or_named() -> None:
     assert not [note for note in plan.notes if "not read: " in note]
 
 
+@pytest.mark.slow
 def test_the_shared_tables_are_read_whole(shared_data: Path) -> None:
     """Every row of a table by one operator, or none of it and the reason for its kind."""
     root = shared_data / "aiconfigurator" / "systems"

@@ -75,6 +75,7 @@ def items() -> list[Item]:
     ]
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_trained_is_trained_again(tmp_path: Path, items: list[Item]) -> None:
     shared = config_of(tmp_path, 0), 0
     expected = dict(InlineExecutor().run(train_item, items, shared))

@@ -192,6 +192,7 @@ def test_one_that_waits_in_a_queue_is_not_given_up(cluster: Cluster) -> None:
     profiler.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_starts_may_not_know_its_callers_for_a_while(cluster: Cluster) -> None:
     profiler = cluster.profiler()
     job = profiler.create_profile(REQUEST)
@@ -252,6 +253,7 @@ def test_a_job_that_is_refused_leaves_nothing_behind(cluster: Cluster, refused: 
     profiler.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", ["gone", "dropped", "away"])
 def test_following_survives_the_api_server(cluster: Cluster, failure: str) -> None:
     """Versions that are Gone, connections that break, answers of 503: the Job's end is seen."""

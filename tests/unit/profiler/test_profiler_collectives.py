@@ -125,6 +125,7 @@ def test_call_that_cannot_be_timed_says_why_and_the_group_lives_on(
     assert group.time(call_of("all_reduce")).num_samples >= 3
 
 
+@pytest.mark.slow
 def test_group_that_lost_a_rank_says_so_and_can_be_opened_again() -> None:
     opened = CollectiveGroup(spec_of(2))
     opened.open()
