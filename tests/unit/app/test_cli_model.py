@@ -61,4 +61,6 @@ def test_bytes_are_those_that_are_stored(preset: str, published: float) -> None:
 
 def test_an_unknown_model_names_the_nearest() -> None:
     shown = CliRunner().invoke(app, ["model", "deepseek-v"])
-    assert 0 != shown.exit_code
+    assert 1 == shown.exit_code
+    assert "did you mean deepseek-v3" in shown.output
+    assert "Traceback" not in shown.output

@@ -14,12 +14,8 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.checkpoint_format import read_checkpoint_format
-from foretoken.domain.models.hf_decoders import DECODERS
-from foretoken.domain.models.hf_grouped import GROUPED
-from foretoken.domain.models.hf_layers import LAYERED
-from foretoken.domain.models.hf_multimodal import MULTIMODAL
+from foretoken.domain.models.hf_multimodal import MULTIMODAL, TEXT_MODELS
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.hf_recurrent import RECURRENT
 from foretoken.domain.models.kinds.spec.kind import find_kind
 from foretoken.domain.models.stack import stack_of, weights_of
 from foretoken.domain.text_file import is_there, read_json
@@ -30,7 +26,7 @@ _MODULES = {"gemma4": (".mlp.experts.", ".experts.")}
 # layout of 16 bits. Source: vLLM, pull request 55134 (`auto` is `fp8_ds_mla`).
 _CACHED_IN = {"deepseek_ref": DType.FP8, "deepseek_v4": DType.FP8}
 # Every model type that is read.
-_READERS = {**DECODERS, **GROUPED, **LAYERED, **RECURRENT, **MULTIMODAL}
+_READERS = {**TEXT_MODELS, **MULTIMODAL}
 
 
 def architecture_of_hf_config(

@@ -76,7 +76,7 @@ def _flag(reader: ConfigReader, key: str) -> int:
 
 def _mixers(family: Grouped, reader: ConfigReader) -> list[LayerPart]:
     """Return the attention of every layer."""
-    of_qkv, of_output, _ = (_flag(reader, key) for key in family.biases)
+    of_qkv, of_output = (_flag(reader, key) for key in family.biases[:2])
     is_normed = reader.flag("use_qk_norm", default=family.is_normed)
     full = read_attention(
         reader,
@@ -139,16 +139,12 @@ def _ernie(reader: ConfigReader) -> Sequence[LayerPart]:
         "intermediate": width,
         "shared_intermediate": width * reader.optional("moe_num_shared_experts", 0),
     }
-    experts, dense = (
-        LayerPart(kind="experts", dims=dims),
-        mlp_of(reader.integer("intermediate_size")),
-    )
-    first, step = (
-        reader.optional("moe_layer_start_index", 1),
-        reader.optional("moe_layer_interval", 1),
-    )
-    last = reader.optional("moe_layer_end_index", num_layers - 1)
-    routed = range(first, (last if last >= 0 else num_layers - 1) + 1, max(step, 1))
+    experts = LayerPart(kind="experts", dims=dims)
+    dense = mlp_of(reader.integer("intermediate_size"))
+    first = reader.optional("moe_layer_start_index", 1)
+    last = reader.optional("moe_layer_end_index", -1)
+    step = max(reader.optional("moe_layer_interval", 1), 1)
+    routed = range(first, num_layers if last < 0 else last + 1, step)
     return [experts if layer in routed else dense for layer in range(num_layers)]
 
 

@@ -13,12 +13,16 @@ from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.hf_recurrent import RECURRENT
 from foretoken.domain.models.layer import LayerPart
 
-# What these files call a text model that others have too.
-_TEXT = {
+# Every type of model of text alone.
+TEXT_MODELS: Mapping[str, Callable[[ConfigReader], Fields]] = {
     **DECODERS,
     **GROUPED,
     **LAYERED,
     **RECURRENT,
+}
+# What these files call a text model that others have too.
+_TEXT = {
+    **TEXT_MODELS,
     "qwen2_5_vl_text": DECODERS["qwen2"],
     "qwen2_vl_text": DECODERS["qwen2"],
     "qwen3_vl_text": read_qwen3,
@@ -87,8 +91,7 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     patch, merge = vision.integer("patch_size"), vision.get("merge_kernel_size")
     compression = vision.get("img_token_compression_config")
     inner = ConfigReader(compression if isinstance(compression, Mapping) else config)
-    side = outer.optional("spatial_merge_size", 1)
-    merged = inner.optional("spatial_merge_size", side) ** 2
+    merged = inner.optional("spatial_merge_size", outer.optional("spatial_merge_size", 1)) ** 2
     if isinstance(merge, list) and all(isinstance(side, int) for side in merge):
         merged = merge[0] * merge[-1]
     depth = inner.optional("temporal_patch_size", 1)

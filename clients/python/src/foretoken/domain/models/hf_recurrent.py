@@ -176,17 +176,12 @@ def _granite_hybrid(reader: ConfigReader) -> Fields:
     reader.require("mamba_conv_bias", default=True, allowed=True)
     reader.ignore("mamba_chunk_size", "layers_block_type", "num_experts_per_tok")
     reader.ignore("normalization_function", "init_method")
-    width, shared = (
-        reader.integer("intermediate_size"),
-        reader.optional("shared_intermediate_size", 0),
-    )
+    width = reader.integer("intermediate_size")
+    shared = reader.optional("shared_intermediate_size", 0)
     half = mlp_of(shared or width)
     if reader.has("num_local_experts"):
         half = read_experts(reader, intermediate=width, shared_intermediate=shared)
-    mixers = [
-        attention if kind.endswith("attention") and "linear" not in kind else mamba
-        for kind in types
-    ]
+    mixers = [attention if kind in ("attention", "full_attention") else mamba for kind in types]
     return {**read_trunk(reader), **compose([(mixer, half) for mixer in mixers])}
 
 

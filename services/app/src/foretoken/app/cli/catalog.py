@@ -15,7 +15,6 @@ from foretoken.app.cli.predictor import train_models, training_table
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     CliState,
-    fail,
     note,
     open_composition,
     parse_assignments,
@@ -336,7 +335,7 @@ def _print_options(state: CliState, name: str) -> None:
     """Print what `--option` takes in a format's commands."""
     importer, exporter = all_importers().get(name), all_exporters().get(name)
     if importer is None and exporter is None:
-        fail(UnknownPluginError.named(name, {**all_importers(), **all_exporters()}))
+        raise UnknownPluginError.named(name, {**all_importers(), **all_exporters()})
     importing = {_MODEL: _MODEL_HELP, **importer.all_options} if importer else {}
     exporting = exporter.options if exporter else {}
     rows = [("import", *option) for option in importing.items()]

@@ -128,6 +128,21 @@ def replica_ranks(spec: SurfaceSpec) -> tuple[RankContext, ...]:
     return stage_ranks(spec.model, spec.layout, spec.device, spec.topology)
 
 
+def query_of(spec: SurfaceSpec) -> LatencyQuery:
+    """Return the query of an engine's operators, without these: equal ones can be asked at once."""
+    return LatencyQuery(
+        device=spec.device,
+        tables=(),
+        topology=spec.topology,
+        framework=spec.framework,
+        preferred_framework=spec.software,
+        prefer_measured=True,
+        sustained=spec.power_limit_w > 0,
+        power_limit_w=spec.power_limit_w,
+        correction=spec.correction,
+    )
+
+
 def fetch_surfaces(spec: SurfaceSpec, predictor: PredictorPort) -> LatencySurfaces:
     """Return the surfaces of a deployment, in one query.
 
@@ -138,18 +153,7 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: PredictorPort) -> LatencySurfac
     """
     form = SurfaceForm(spec, replica_ranks(spec))
     questions = form.questions()
-    query = LatencyQuery(
-        device=spec.device,
-        tables=questions.tables,
-        topology=spec.topology,
-        framework=spec.framework,
-        preferred_framework=spec.software,
-        prefer_measured=True,
-        sustained=spec.power_limit_w > 0,
-        power_limit_w=spec.power_limit_w,
-        correction=spec.correction,
-    )
-    reply = predictor.predict(query)
+    reply = predictor.predict(replace(query_of(spec), tables=questions.tables))
     return form.surfaces(questions.match(reply.tables), reply.model_version)
 
 

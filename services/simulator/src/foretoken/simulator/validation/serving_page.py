@@ -150,12 +150,11 @@ def _say_factors(correction: Correction) -> str:
     factors = {
         group or "all else": f"{factor:.3g}" for group, factor in sorted(correction.factors.items())
     }
-    told = "Operators' times on " + correction.device
+    subject = f"Operators' times on {correction.device}"
     if len(set(factors.values())) == 1:
-        return f"{told} are multiplied by {next(iter(factors.values()))}."
-    return (
-        f"{told} are multiplied: {', '.join(f'{name} by {one}' for name, one in factors.items())}."
-    )
+        return f"{subject} are multiplied by {next(iter(factors.values()))}."
+    products = ", ".join(f"{name} by {one}" for name, one in factors.items())
+    return f"{subject} are multiplied: {products}."
 
 
 def write_calibrated(calibration: ServingCalibration) -> str:

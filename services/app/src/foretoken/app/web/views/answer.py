@@ -110,13 +110,8 @@ _WAIT_S: Final = 4.0
 def show(visit: Visit) -> Shown | Redirect:
     """Show the answer, or how far it is."""
     job_id = visit.place["job"]
-    job = wait_a_moment(visit, job_id)
-    if job is not None and not job.state.is_final:
-        content = {"job": job, "service": "simulator", "title": "Searching"}
-        content["can_resume"] = False
-        return Shown(template="job.html", content=content)
-    if job is not None and job.state is not JobState.SUCCEEDED:
-        raise error_of_job(job)
+    if (running := show_running(visit, job_id)) is not None:
+        return running
     report = read_search(visit, job_id)
     simulation = visit.first("simulation")
     content = {
@@ -138,6 +133,22 @@ def show(visit: Visit) -> Shown | Redirect:
         ],
     }
     return Shown(template="answer.html", content=content)
+
+
+def show_running(visit: Visit, job_id: str) -> Shown | None:
+    """Show how far a search is, after a moment; nothing where it has ended well.
+
+    Raises:
+        ForetokenError: what it failed with.
+
+    """
+    job = wait_a_moment(visit, job_id)
+    if job is not None and not job.state.is_final:
+        content = {"job": job, "service": "simulator", "title": "Searching", "can_resume": False}
+        return Shown(template="job.html", content=content)
+    if job is not None and job.state is not JobState.SUCCEEDED:
+        raise error_of_job(job)
+    return None
 
 
 def send_candidates(visit: Visit) -> Sent:

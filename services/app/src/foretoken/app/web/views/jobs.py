@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from foretoken.app.web.views.results import ANSWERS
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
@@ -11,11 +12,9 @@ _SERVICES: Final = ("simulator", "predictor", "catalog", "profiler")
 _SHOWN: Final = 200
 # Kinds of jobs whose results have pages.
 _WITH_PAGE: Final = ("serving", "training", "capacity")
-_SEARCH: Final = "serving-search"
-_STRATEGIES: Final = "training-search"
 _CHECK: Final = "check"
 # What goes on with what it had done.
-_RESUMED: Final = (_SEARCH, "capacity", _STRATEGIES)
+_RESUMED: Final = (*ANSWERS, "capacity")
 
 
 def show(visit: Visit) -> Shown:
@@ -62,11 +61,8 @@ def result_of(service: str, job: Job) -> str:
         return f"/catalog/quality/{job.job_id}"
     if service != "simulator":
         return ""
-    if job.kind == _SEARCH:
-        return f"/answers/{job.job_id}"
-    if job.kind == _STRATEGIES:
-        return f"/strategies/{job.job_id}"
-    return f"/results/{job.job_id}" if job.kind in _WITH_PAGE else ""
+    place = ANSWERS.get(job.kind) or ("/results" if job.kind in _WITH_PAGE else "")
+    return place and f"{place}/{job.job_id}"
 
 
 def _list(visit: Visit) -> list[dict[str, Any]]:

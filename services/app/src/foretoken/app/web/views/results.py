@@ -24,7 +24,7 @@ from foretoken.wire.arrow import read_table
 
 _SEARCH: Final = "serving-search"
 # Kinds of results that have pages of their own, with where they are.
-_ANSWERS: Final = {_SEARCH: "/answers", "training-search": "/strategies"}
+ANSWERS: Final = {_SEARCH: "/answers", "training-search": "/strategies"}
 _INLINE: Final = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", re.DOTALL)
 _SHOWN: Final = 500
 
@@ -47,8 +47,8 @@ def show(visit: Visit) -> Shown:
 def show_one(visit: Visit) -> Shown | Redirect:
     """Show a result by its name, or the beginning of it: its line, and its report."""
     result, report = read(visit, visit.place["job"])
-    if result.kind in _ANSWERS:
-        return Redirect(f"{_ANSWERS[result.kind]}/{result.job_id}")
+    if result.kind in ANSWERS:
+        return Redirect(f"{ANSWERS[result.kind]}/{result.job_id}")
     content = {
         "result": result,
         "line": describe(report),

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from foretoken.app.web.views.answer import to_column, wait_a_moment
+from foretoken.app.web.views.answer import show_running, to_column
 from foretoken.app.web.views.results import pack_files, read
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.job import JobState, error_of_job
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.domain.units import GIB
@@ -104,12 +103,8 @@ _SPEC: Final = {
 def show(visit: Visit) -> Shown:
     """Show the answer, or how far it is."""
     job_id = visit.place["job"]
-    job = wait_a_moment(visit, job_id)
-    if job is not None and not job.state.is_final:
-        content = {"job": job, "service": "simulator", "title": "Searching", "can_resume": False}
-        return Shown(template="job.html", content=content)
-    if job is not None and job.state is not JobState.SUCCEEDED:
-        raise error_of_job(job)
+    if (running := show_running(visit, job_id)) is not None:
+        return running
     report = _read(visit)
     rows = ranked_rows(report.candidates)
     best = find_best(report, rows) if rows else {}

@@ -1,17 +1,15 @@
 """How long steps take, for many at once: the few points queried, and times between them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from foretoken.domain.measurements.estimate import LatencyQuery
 from foretoken.simulator.cost.answer import NUM_BOUNDS, Questions
 from foretoken.simulator.cost.family import Axes
 from foretoken.simulator.cost.form import SurfaceForm
-from foretoken.simulator.cost.latency_surfaces import replica_ranks
+from foretoken.simulator.cost.latency_surfaces import query_of, replica_ranks
 from foretoken.simulator.cost.padding import padded_tokens
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
 from foretoken.simulator.cost.tables import DECODE, MIXED
@@ -21,8 +19,6 @@ from foretoken.simulator.search.serving.load import LoadProfile
 
 # The estimate, its lower and its upper bound.
 NUM_VARIANTS = 1 + NUM_BOUNDS
-# What one query has of a `SurfaceSpec`.
-_PLACE = attrgetter("device", "topology", "framework", "software", "power_limit_w", "correction")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,9 +267,7 @@ def grid_axes(spec: SurfaceSpec, load: LoadProfile, batches: Sequence[int]) -> M
 def fetch_grids(
     wanted: Sequence[tuple[SurfaceSpec, Mapping[str, Axes]]], predictor: LatencySource
 ) -> list[LatencySurfaces]:
-    """Return the surfaces of many engines; one query for each device, topology and software.
-
-    And for each limit of the devices' power, and each correction.
+    """Return the surfaces of many engines; those of equal `query_of` are asked for at once.
 
     Raises:
         InvalidRequestError: a layout does not fit its model.
@@ -281,28 +275,15 @@ def fetch_grids(
 
     """
     forms = [SurfaceForm(spec, replica_ranks(spec), axes) for spec, axes in wanted]
-    places = [_PLACE(spec) for spec, _ in wanted]
+    queries = [query_of(spec) for spec, _ in wanted]
     found: dict[int, LatencySurfaces] = {}
-    for place in dict.fromkeys(places):
-        members = [index for index, other in enumerate(places) if other == place]
+    for query in dict.fromkeys(queries):
+        members = [index for index, other in enumerate(queries) if other == query]
         questions = Questions()
         for index in members:
             for table in forms[index].questions().tables:
                 questions.add(table)
-        device, topology, framework, software, power_limit_w, correction = place
-        reply = predictor.predict(
-            LatencyQuery(
-                device=device,
-                tables=questions.tables,
-                topology=topology,
-                framework=framework,
-                preferred_framework=software,
-                prefer_measured=True,
-                sustained=power_limit_w > 0,
-                power_limit_w=power_limit_w,
-                correction=correction,
-            )
-        )
+        reply = predictor.predict(replace(query, tables=questions.tables))
         answers = questions.match(reply.tables)
         for index in members:
             found[index] = forms[index].surfaces(answers, reply.model_version)
