@@ -118,15 +118,21 @@ def split_by_operator(table: pa.Table) -> tuple[pa.Table, tuple[OperatorRows, ..
     for code, name in enumerate(operators.dictionary.to_pylist()):
         indices = np.flatnonzero(codes == code)
         groups.append(view.take(find_operator(name), indices))
+    if view.is_canonical:
+        return table, tuple(groups)
     position = table.schema.get_field_index("dims")
     field = table.schema.field("dims")
     return table.set_column(position, field, view.canonical(field.type)), tuple(groups)
 
 
 class _DimsView:
-    """The map column as flat arrays, rewritten in canonical order as operators are taken."""
+    """The map column as flat arrays, rewritten in canonical order as operators are taken.
+
+    `is_canonical` as long as there was nothing to rewrite.
+    """
 
     def __init__(self, table: pa.Table) -> None:
+        self.is_canonical = True
         dims = _combined(table.column("dims"))
         offsets = dims.offsets.to_numpy().astype(np.int64)
         first, last = int(offsets[0]), int(offsets[-1])
@@ -150,18 +156,20 @@ class _DimsView:
             self._refuse(spec, int(indices[np.argmin(has_width)]))
         places = starts[:, None] + np.arange(width)
         codes, items = self._codes[places], self._items[places]
-        columns = {}
-        for dim in spec.dims:
-            is_here = codes == self._code_of(dim.name)
-            has_one = is_here.sum(axis=1) == 1
-            if not has_one.all():
-                self._refuse(spec, int(indices[np.argmin(has_one)]))
-            column = items[is_here]
+        wanted = np.array([self._code_of(name) for name in spec.dim_names])
+        if (codes != wanted).any():
+            is_dim = [codes == code for code in wanted]
+            for is_here in is_dim:
+                has_one = is_here.sum(axis=1) == 1
+                if not has_one.all():
+                    self._refuse(spec, int(indices[np.argmin(has_one)]))
+            items = np.column_stack([items[is_here] for is_here in is_dim])
+            self._codes[places], self._items[places] = wanted, items
+            self.is_canonical = False
+        for dim, column in zip(spec.dims, items.T, strict=True):
             if (column < dim.minimum).any():
                 self._refuse(spec, int(indices[np.argmax(column < dim.minimum)]))
-            columns[dim.name] = column
-        self._codes[places] = [self._code_of(name) for name in spec.dim_names]
-        self._items[places] = np.column_stack([columns[name] for name in spec.dim_names])
+        columns = dict(zip(spec.dim_names, np.ascontiguousarray(items.T), strict=True))
         return OperatorRows(spec, indices, columns)
 
     def canonical(self, kind: pa.DataType) -> pa.MapArray:

@@ -39,10 +39,12 @@ def code_column(column: pa.ChunkedArray) -> Coded:
     """Return one text column coded."""
     if column.null_count == len(column):
         return Coded(np.zeros(len(column), dtype=np.int32), (None,))
-    coded = column.dictionary_encode(null_encoding="encode").combine_chunks()
+    coded = column.dictionary_encode().combine_chunks()
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.unify_dictionaries().combine_chunks()
-    return Coded(coded.indices.to_numpy(), tuple(coded.dictionary.to_pylist()))
+    values = coded.dictionary.to_pylist()
+    codes = coded.indices.fill_null(len(values)).to_numpy()
+    return Coded(codes, (*values, None) if coded.null_count else tuple(values))
 
 
 def split_by_code(

@@ -4,14 +4,17 @@ Over the roofline the times there are alike, so tables can be compared without s
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from foretoken.catalog.dims import Columns, Floats, Indices, Mask, group_rows
+from foretoken.catalog.dims import Columns, Floats, Indices, Mask
 from foretoken.catalog.quality.stored_row import StoredRows
 
 _BINS_PER_OCTAVE = 2
@@ -42,8 +45,7 @@ class Cells:
 def number_rows(rows: StoredRows, names: Sequence[str]) -> Indices:
     """Return a number per row, from 0 on, for what it says in some text columns."""
     codes = [rows.coded[name].codes.astype(np.int64) for name in names]
-    numbers: Indices = np.unique(combine_codes(codes, len(rows)), return_inverse=True)[1]
-    return numbers
+    return rank_values(combine_codes(codes, len(rows)))
 
 
 def fill_cells(rows: StoredRows, tables: Indices) -> Cells:
@@ -64,8 +66,7 @@ def bin_points(rows: StoredRows) -> Indices:
         np.round(np.log2(np.maximum(column, 0.5)) * _BINS_PER_OCTAVE)
         for column in rows.columns.values()
     ]
-    ranks = [np.unique(column, return_inverse=True)[1] for column in octaves]
-    return combine_codes(ranks, len(rows))
+    return combine_codes([rank_values(column) for column in octaves], len(rows))
 
 
 Value = TypeVar("Value", bound=np.generic)
@@ -105,13 +106,12 @@ class Points:
 
 def merge_duplicates(columns: Columns, latency_us: Floats) -> Points:
     """Return the distinct points of rows, which need not be sorted."""
-    order, _ = group_rows((*columns.values(), latency_us))
-    # Latency sorts within a point: a point starts where a dimension changes.
-    is_start = np.zeros(len(order), dtype=bool)
-    is_start[:1] = True
-    for column in columns.values():
-        ordered = column[order]
-        is_start[1:] |= ordered[1:] != ordered[:-1]
+    ranks = [rank_values(column) for column in columns.values()]
+    point = combine_codes(ranks, len(latency_us))
+    order = np.lexsort((latency_us, point))
+    ordered = point[order]
+    is_start = np.ones(len(order), dtype=bool)
+    is_start[1:] = ordered[1:] != ordered[:-1]
     starts = np.flatnonzero(is_start)
     counts = np.diff(np.append(starts, len(order)))
     ranked = latency_us[order]
@@ -134,48 +134,84 @@ def deviations_from_lines(
     deviation counts `_END_MARGIN` times less. A point that is off by less than the factor `limit`
     along one line is not looked at along others.
     """
-    level = np.log(latency_us) - np.log(expected_us)
+    lattice = _Lattice(columns)
+    level = (np.log(latency_us) - np.log(expected_us))[lattice.order]
     nearest = np.full(len(level), np.inf)
-    ranks = [np.unique(column, return_inverse=True)[1] for column in columns.values()]
-    varying = [rank for rank in ranks if rank.any()]
     for num_moving in range(1, _MOVING_MAX + 1):
-        for moving in itertools.combinations(range(len(varying)), num_moving):
+        for moving in itertools.combinations(range(len(lattice.ranks)), num_moving):
             is_open = np.abs(nearest) > np.log(limit)
-            fixed = [rank for number, rank in enumerate(varying) if number not in moving]
-            order, line = _find_lines(fixed, [varying[number] for number in moving], is_open)
-            if len(order):
-                deviation = _deviations_along(level[order], line)
-                better = np.abs(deviation) < np.abs(nearest[order])  # never for NaN
-                nearest[order[better]] = deviation[better]
+            places, line = _find_lines(lattice, moving, is_open)
+            if len(places):
+                deviation = _deviations_along(level[places], line)
+                better = np.abs(deviation) < np.abs(nearest[places])  # never for NaN
+                nearest[places[better]] = deviation[better]
     nearest[np.isinf(nearest)] = 0.0
-    ratios: Floats = np.exp(nearest)
+    ratios = np.empty(len(level))
+    ratios[lattice.order] = np.exp(nearest)
     return ratios
 
 
-def _find_lines(
-    fixed: Sequence[Indices], moving: Sequence[Indices], is_open: Mask
-) -> tuple[Indices, Indices]:
+# Numbers of groups have so many bits.
+_MAX_CODE = 2**63
+
+
+class _Lattice:
+    """Points in the order of their dimensions, the last one fastest.
+
+    `order` are the places of the points, `ranks` their places among the values of every dimension
+    that varies.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        ranks = [rank_values(column) for column in columns.values()]
+        ranks = [rank for rank in ranks if rank.any()]
+        code = combine_codes(ranks, len(next(iter(columns.values()))))
+        self.order = np.argsort(code, kind="stable")
+        self.ranks = [rank[self.order].astype(np.uint64) for rank in ranks]
+        sizes = [int(rank.max()) + 1 for rank in ranks]
+        weights = [math.prod(sizes[number + 1 :]) for number in range(len(sizes))]
+        if math.prod(sizes) > _MAX_CODE:
+            weights = np.random.default_rng(0).integers(1, _MAX_CODE, len(sizes)).tolist()
+        self._terms = [
+            rank * np.uint64(weight) for rank, weight in zip(self.ranks, weights, strict=True)
+        ]
+        self._sum = sum(self._terms, np.zeros(len(code), dtype=np.uint64))
+
+    def group(self, moving: Sequence[int]) -> npt.NDArray[np.uint64]:
+        """Return a number for every point, the same for those that differ in some dimensions.
+
+        Sums of ranks times weights, modulo 2**64. Where that is too little for all ranks to be its
+        digits, weights are random: of a million groups two share a number with odds of 1 to 10**7.
+        """
+        group: npt.NDArray[np.uint64] = self._sum
+        for number in moving:
+            group = group - self._terms[number]
+        return group
+
+
+def _find_lines(lattice: _Lattice, moving: Sequence[int], is_open: Mask) -> tuple[Indices, Indices]:
     """Return the points on lines long enough that hold an open one, and each one's line.
 
-    A line is the points equal in all fixed columns, where all moving ones grow from each to the
-    next; it comes in that order.
+    A line is the points equal in all dimensions but the moving ones, where all of these grow from
+    each to the next; it comes in that order.
     """
     if not is_open.any():
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    places = np.arange(len(is_open))
-    group = combine_codes(fixed, len(is_open))
+    places, group = np.arange(len(is_open)), lattice.group(moving)
     if is_open.mean() < _FEW_RATIO:
-        places = np.flatnonzero(np.isin(group, np.unique(group[is_open])))
+        of_open = pc.is_in(pa.array(group), value_set=pa.array(group[is_open]))
+        places = np.flatnonzero(of_open.to_numpy(zero_copy_only=False))
         group = group[places]
-    first = moving[0][places]
-    order = np.argsort(combine_codes([group, first], len(places)), kind="stable")
+    # Points of a group are in the order of the first moving dimension.
+    order = np.argsort(group, kind="stable")
     places, group = places[order], group[order]
     is_start = np.ones(len(order), dtype=bool)
     is_start[1:] = group[1:] != group[:-1]
     line = np.cumsum(is_start) - 1
     grows = np.ones(len(order), dtype=bool)
-    for rank in moving:
-        grows[1:] &= np.diff(rank[places]) > 0
+    for number in moving:
+        rank = lattice.ranks[number][places]
+        grows[1:] &= rank[1:] > rank[:-1]
     starts = np.flatnonzero(is_start)
     is_line = np.logical_and.reduceat(grows | is_start, starts)
     is_line &= np.diff(np.append(starts, len(order))) >= _LINE_MIN
@@ -189,9 +225,19 @@ def combine_codes(columns: Sequence[Indices], num_rows: int) -> Indices:
     for column in columns:
         size = int(column.max()) + 1
         if (int(code.max()) + 1) * size >= np.iinfo(np.int64).max:
-            code = np.unique(code, return_inverse=True)[1]
+            code = rank_values(code)
         code = code * size + column
     return code
+
+
+def rank_values(column: npt.NDArray[Value]) -> Indices:
+    """Return for every row, from 0 on, the place of its value among the distinct ones."""
+    coded = pa.array(column).dictionary_encode()
+    values = coded.dictionary.to_numpy()
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(values)] = np.arange(len(values))
+    of_rows: Indices = ranks[coded.indices.to_numpy()]
+    return of_rows
 
 
 def _deviations_along(level: Floats, line: Indices) -> Floats:

@@ -59,8 +59,8 @@ class StoredRows:
         """Return the number of rows."""
         return len(self.latency_us)
 
-    def take(self, rows: Indices) -> "StoredRows":
-        """Return some of the rows."""
+    def take(self, rows: Indices | slice) -> "StoredRows":
+        """Return some of the rows; a slice copies nothing."""
         return StoredRows(
             spec=self.spec,
             device=self.device,
@@ -80,7 +80,9 @@ class StoredRows:
         """Yield the rows that agree in some text columns, with their places."""
         columns = [self.coded[name] for name in names]
         for places, _ in split_by_code(columns, np.arange(len(self))):
-            yield places, self.take(places)
+            first, last = int(places[0]), int(places[-1])
+            is_whole = last - first + 1 == len(places)
+            yield places, self.take(slice(first, last + 1) if is_whole else places)
 
     def value(self, name: str) -> str:
         """Return what the first row says in a text column."""
@@ -131,6 +133,10 @@ _UNREVIEWED = """
 _IS_IMPOSSIBLE = (
     f"coalesce(len(list_filter(flags, lambda f: starts_with(f, '{IMPOSSIBLE}:'))), 0) > 0"
 )
+
+
+# Text is coded a piece at a time: as such it takes several times the memory of all the rest.
+_PIECE_ROWS = 61_440
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +224,10 @@ def load_rows(
         WHERE operator = ? AND device = ? AND status = 'ok'
             AND (coalesce(len(flags), 0) = 0 OR {_IS_IMPOSSIBLE})
     """  # noqa: S608 - values are bound
-    relation = cursor.sql(query, params=[group.operator, group.device])
-    table = pa.table(relation)
+    reader = cursor.sql(query, params=[group.operator, group.device]).to_arrow_reader(_PIECE_ROWS)
+    # An empty piece first: it has the columns where nothing is selected.
+    none = pa.RecordBatch.from_pylist([], reader.schema)
+    table = pa.Table.from_batches([_with_codes(piece) for piece in (none, *reader)])
     coded = code_columns(table, TABLE)
     dims = {
         name: table.column(place).to_numpy()
@@ -237,5 +245,15 @@ def load_rows(
         is_impossible=table.column("is_impossible").to_numpy(),
         peer_ratios=peer_ratios,
     )
-    numbers, indices = table.column("batch_number"), table.column("row_index")
-    return LoadedRows(rows, numbers.to_numpy(), indices.to_numpy())
+    # Tables one after the other, so that most splits copy nothing.
+    order = np.lexsort([coded[name].codes for name in reversed(TABLE)])
+    numbers, indices = (table.column(name).to_numpy() for name in ("batch_number", "row_index"))
+    return LoadedRows(rows.take(order), numbers[order], indices[order])
+
+
+def _with_codes(piece: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with their text as codes."""
+    for name in TABLE:
+        codes = piece.column(name).dictionary_encode()
+        piece = piece.set_column(piece.schema.get_field_index(name), name, codes)
+    return piece

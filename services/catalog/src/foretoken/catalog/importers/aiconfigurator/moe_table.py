@@ -267,6 +267,7 @@ def _loads(
         load = local_load(routing)
         pairs[rows], active[rows] = load.num_pairs, load.num_active
     for fault, places in faults.items():
-        is_bad = np.isin(np.arange(table.origin.num_rows), np.concatenate(places))
+        is_bad = np.zeros(table.origin.num_rows, dtype=bool)
+        is_bad[np.concatenate(places)] = True
         described = table.without(described, is_bad, fault)
     return described, pairs, active

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.catalog.dims import Floats, Indices
-from foretoken.catalog.quality.line import combine_codes
+from foretoken.catalog.quality.line import combine_codes, rank_values
 from foretoken.catalog.quality.stored_row import TABLE, StoredRows
 from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
@@ -18,16 +18,13 @@ _RATIO_MAX = 1.2
 
 def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
     for places, table in rows.split(TABLE):
-        names = [name for name, column in table.columns.items() if (column != column[0]).any()]
-        for name in names:
-            column = table.columns[name]
-            if len(np.unique(column)) < _POINTS_MIN:
+        ranks = {name: rank_values(column) for name, column in table.columns.items()}
+        for name, rank in ranks.items():
+            if rank.max() + 1 < _POINTS_MIN:
                 continue
-            line = combine_codes(
-                [np.unique(table.columns[n], return_inverse=True)[1] for n in names if n != name],
-                len(table),
-            )
-            jumps = _median_jumps(line, column, table.level)
+            others = [other for other_name, other in ranks.items() if other_name != name]
+            line = combine_codes(others, len(table))
+            jumps = _median_jumps(line, table.columns[name], table.level)
             for wild, jump in jumps.items():
                 yield FlaggedRows(
                     places[line == wild],

@@ -3,8 +3,10 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from foretoken.catalog.dims import Indices
 from foretoken.catalog.quality.stored_row import StoredRows
@@ -15,6 +17,8 @@ _SOURCES = ("run_id", "phase", "dtype", "source_file")
 _VALUES_MIN = 5
 _RATIOS_MIN = 3
 _SIBLINGS_MIN = 2
+# Most tables vary within so many rows.
+_FIRST_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +59,20 @@ def _count_ratios(table: StoredRows) -> dict[tuple[str, str], int]:
     varying = {
         name: column.astype(np.float64)
         for name, column in table.columns.items()
-        if len(np.unique(column)) >= _VALUES_MIN
+        if _count_values(column, _VALUES_MIN) >= _VALUES_MIN
     }
     return {
-        (first, second): len(np.unique(varying[first] / np.maximum(varying[second], 1.0)))
+        (first, second): _count_values(
+            varying[first] / np.maximum(varying[second], 1.0), _RATIOS_MIN
+        )
         for first, second in itertools.combinations(varying, 2)
     }
+
+
+def _count_values(column: npt.NDArray[Any], enough: int) -> int:
+    """Return how many values a column has, or how many its first rows have where that is enough."""
+    num_first = len(np.unique(column[:_FIRST_ROWS]))
+    return num_first if num_first >= enough else len(np.unique(column))
 
 
 TEST = QualityTest(
