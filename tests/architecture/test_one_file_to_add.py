@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 _ROOTS = ("clients/python/src", *(f"services/{name}/src" for name in ("app", "catalog")))
 _ROOTS += tuple(f"services/{name}/src" for name in ("predictor", "profiler", "simulator"))
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs/examples"
@@ -379,6 +381,7 @@ def _print_all(repository: Path, copy: Path) -> Mapping[str, str]:
     return answers
 
 
+@pytest.mark.slow
 def test_an_added_file_is_used(repository: Path, tmp_path: Path) -> None:
     """In one copy and process for all: together they take as long as any of them."""
     failed = {

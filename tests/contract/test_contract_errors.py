@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -55,7 +56,11 @@ def port() -> _Raising:
 
 @pytest.fixture(scope="module")
 def client(port: _Raising) -> Iterator[SimulatorClient]:
-    with serve(servicer.register, port) as options, SimulatorClient.connect(options) as client:
+    """A client that gives a busy server no more than a few seconds."""
+    with (
+        serve(servicer.register, port) as options,
+        SimulatorClient.connect(replace(options, deadline_s=3.0)) as client,
+    ):
         yield client
 
 

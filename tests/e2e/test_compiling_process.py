@@ -18,6 +18,7 @@ pytestmark = pytest.mark.e2e
 _COMPILING = "compile the engine, once on this machine"
 
 
+@pytest.mark.slow
 def test_a_server_that_compiles_ends_when_asked_to(tmp_path: Path) -> None:
     """A simulation's job is cancelled; the compiler, which nothing interrupts, goes with it."""
     code = tmp_path / "code"

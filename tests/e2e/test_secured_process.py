@@ -191,6 +191,7 @@ def test_a_renewed_token_is_the_one_that_is_wanted(secured: _Secured, tmp_path: 
         catalog.describe_coverage()
 
 
+@pytest.mark.slow
 def test_a_caller_shows_its_renewed_certificate_and_drops_no_call(
     secured: _Secured, tmp_path: Path
 ) -> None:

@@ -105,6 +105,7 @@ def test_commands_of_a_second_terminal_work_and_say_through_whom(
     assert said in notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
 def test_a_run_recorded_through_a_process_that_ends_is_whole(tmp_path: Path, by: int) -> None:
     """The one that recorded opens the catalog itself, and sends again what has no receipt."""
@@ -135,6 +136,7 @@ def test_one_of_several_takes_over_and_the_others_find_it(tmp_path: Path) -> Non
         assert ft.catalog.list_runs() == ()
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_keeps_nobody_from_the_home(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_closed_catalog_leaves_no_owner_behind(tmp_path: Path) -> None:
     assert list(_sockets(tmp_path).iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_home_whose_path_is_too_long_for_a_socket_is_shared_too(tmp_path: Path) -> None:
     """Sockets are named by way of the folder's descriptor."""
     home = tmp_path / ("long" * 30)
@@ -167,6 +170,7 @@ def test_a_home_whose_path_is_too_long_for_a_socket_is_shared_too(tmp_path: Path
     _end(holder)
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_may_enter_is_not_trusted(tmp_path: Path) -> None:
     """Neither to listen in nor to connect to: another user could stand in for the owner."""
     folder = _sockets(tmp_path)

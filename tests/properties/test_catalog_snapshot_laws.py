@@ -152,6 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("snapshots")
 
 
+@pytest.mark.slow
 @_SETTINGS
 @given(actions=_ACTIONS)
 def test_no_snapshot_ever_changes(

@@ -242,6 +242,7 @@ def _run_program(script: str, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_old_or_the_new_file_whole(
     open_at: Callable[[Path], CatalogService], tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def test_closing_ends_a_query_that_runs(catalog: CatalogService) -> None:
     assert 1 == len(catalog.list_runs())
 
 
+@pytest.mark.slow
 def test_rows_half_read_keep_the_file_until_they_are_let_go(catalog: CatalogService) -> None:
     list(catalog.record(run(), batches(*[gemms(range(1, 100_000))] * 3)))
     rows = open_stream(catalog.read_measurements(MeasurementFilter()))

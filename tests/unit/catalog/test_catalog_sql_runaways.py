@@ -66,6 +66,7 @@ def opened(catalog_path: str) -> Iterator[CatalogService]:
     service.close()
 
 
+@pytest.mark.slow
 def test_what_nothing_used_to_end_is_ended(opened: CatalogService) -> None:
     outcomes = {name: _outcome_of(opened, text) for name, text in NAMED_RUNAWAYS.items()}
     assert set(outcomes.values()) <= {"time", "memory", "answered"}

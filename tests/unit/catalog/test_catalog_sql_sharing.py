@@ -69,6 +69,7 @@ def test_what_was_acknowledged_is_seen_by_the_next_question(shared: _Catalog) ->
         assert index + 1 == shared.ask()[2]
 
 
+@pytest.mark.slow
 def test_every_answer_is_of_one_state_while_recording_goes_on(shared: _Catalog) -> None:
     """Rows of a batch are there together, and no answer is older than the one before."""
     stopped = threading.Event()

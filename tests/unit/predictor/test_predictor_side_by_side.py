@@ -46,6 +46,7 @@ def train_all(
         service.close()
 
 
+@pytest.mark.slow
 def test_models_are_the_same_however_many_processes_train(tmp_path: Path, train: Train) -> None:
     """Versions are named by their bytes."""
     reports = [

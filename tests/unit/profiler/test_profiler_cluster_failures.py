@@ -180,6 +180,7 @@ def test_a_job_of_which_nothing_runs_is_given_up_with_the_reason(cluster: Cluste
     profiler.close()
 
 
+@pytest.mark.slow
 def test_one_that_waits_in_a_queue_is_not_given_up(cluster: Cluster) -> None:
     profiler = cluster.profiler(queue="gpus", start_s_max=1)
     job = profiler.create_profile(REQUEST)

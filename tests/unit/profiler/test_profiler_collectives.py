@@ -85,6 +85,7 @@ def test_larger_message_takes_longer(group: CollectiveGroup) -> None:
     assert large.latency_us_min > small.latency_us_min
 
 
+@pytest.mark.slow
 def test_computation_and_communication_are_timed_beside_each_other(group: CollectiveGroup) -> None:
     collective = call_of("all_reduce", 2**16)
     for call in (

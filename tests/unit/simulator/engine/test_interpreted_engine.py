@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import engine_runs
+import pytest
 
 import foretoken.simulator
 from foretoken.simulator import jit
@@ -46,6 +47,7 @@ def _run_python(*arguments: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_engine_interpreted_does_what_it_does_compiled() -> None:
     """Every scheduler, to the ns, where blocks are short: with tiers, swapping, drafts."""
     interpreted = json.loads(_run_python(str(Path(engine_runs.__file__)), FORETOKEN_JIT="0"))
