@@ -5,7 +5,7 @@ earlier flags that no longer hold. Snapshots keep the flags of their moment.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -187,8 +187,6 @@ def _findings(cursor: duckdb.DuckDBPyConnection) -> tuple[QualityFinding, ...]:
             num_new, example, source
         FROM finding
         JOIN total ON {same}
-        ORDER BY num_flagged DESC, test, finding.operator, finding.device, finding.phase,
-            finding.kernel
         """  # noqa: S608 - names from our own code
     ).fetchall()
     return tuple(
@@ -237,9 +235,7 @@ def review_runs(
     requests = [CheckRequest(run_id=run_id) for run_id in run_ids]
     with store.transaction() as cursor:
         number, num_rows = next_moment(cursor), 0
-        # What is laid out in memory at a time is bounded.
-        for device in sorted({group.device for group in groups}):
-            part = [group for group in groups if group.device == device]
+        for part in _split_by_device(groups):
             register_verdict(cursor, part, found, "", columns=())
             num_rows += write_flags(cursor, number)
         write_review(cursor, requests, number, num_rows, now)
@@ -262,13 +258,38 @@ def review(
         groups = find_groups(cursor, request)
         found = _judge_groups(cursor, groups, request.run_id, listener)
     listener(1.0, "writing")
+    reports = []
     with store.transaction() as cursor:
-        register_verdict(cursor, groups, found, request.run_id)
-        report = describe(cursor)
+        number, num_rows = next_moment(cursor), 0
+        for part in _split_by_device(groups):
+            register_verdict(cursor, part, found, request.run_id)
+            reports.append(describe(cursor))
+            if not request.is_dry_run:
+                num_rows += write_flags(cursor, number)
         if not request.is_dry_run:
-            number = next_moment(cursor)
-            write_review(cursor, [request], number, write_flags(cursor, number), now)
-    return replace(report, wall_s=time.perf_counter() - start_s)
+            write_review(cursor, [request], number, num_rows, now)
+    return replace(_join(reports), wall_s=time.perf_counter() - start_s)
+
+
+def _split_by_device(groups: Sequence[ReviewGroup]) -> Iterator[Sequence[ReviewGroup]]:
+    """Yield the groups of one device after another: what is laid out at a time is bounded."""
+    for device in sorted({group.device for group in groups}):
+        yield [group for group in groups if group.device == device]
+
+
+def _join(reports: Sequence[QualityReport]) -> QualityReport:
+    """Return the reports of different rows as one, the findings with most rows first."""
+    findings = [finding for report in reports for finding in report.findings]
+    totals = {
+        name: sum(getattr(report, name) for report in reports)
+        for name in ("num_rows", "num_failed", "num_flagged", "num_new", "num_withdrawn")
+    }
+    return QualityReport(**totals, findings=tuple(sorted(findings, key=_rank)))
+
+
+def _rank(finding: QualityFinding) -> tuple[object, ...]:
+    where = (finding.test, finding.operator, finding.device, finding.phase, finding.kernel)
+    return (-finding.num_flagged, *where)
 
 
 def _judge_groups(
