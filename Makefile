@@ -214,6 +214,10 @@ SOAK_ARGS ?= --seconds 1800
 soak: setup ## four services under all loads at once, half an hour: p99 of predictions, memory, threads, descriptors, what was lost
 	@$(BIN)/python tests/benchmarks/soak.py $(SOAK_ARGS)
 
+.PHONY: lake-drill
+lake-drill: setup-lake ## writers and readers of a lake killed in turn, and PostgreSQL restored to a moment (needs PostgreSQL)
+	@$(LAKE_VENV)/bin/python tests/benchmarks/lake_drill.py $(DRILL_ARGS)
+
 .PHONY: bench-serving
 bench-serving: setup ## serving simulations beside measured engines and other simulators (minutes)
 	@for script in $(SERVING_BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done

@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,6 +60,15 @@ class Postgres:
         """Run a statement as the superuser."""
         _run_unprivileged("psql", "--quiet", f"--command={statement}", self.connection_string)
 
+    def back_up(self, folder: Path) -> None:
+        """Take a base backup of it into a new folder."""
+        place = ("--pgdata", str(folder), "--dbname", self.connection_string)
+        _run_unprivileged("pg_basebackup", "--checkpoint=fast", "--no-sync", *place)
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run a program of the system as the user whose folder it is."""
+        _run_unprivileged(program, *arguments)
+
     def start(self) -> None:
         """Start it, or start it again."""
         self._control("--wait", "--log", str(self.folder / "log"), "start")
@@ -73,8 +82,12 @@ class Postgres:
 
 
 @contextlib.contextmanager
-def serve_postgres(*, is_durable: bool = False) -> Iterator[Postgres]:
-    """Run a new server on a socket in a folder of its own, as a user that is not root."""
+def serve_postgres(*, is_durable: bool = False, settings: Sequence[str] = ()) -> Iterator[Postgres]:
+    """Run a new server on a socket in a folder of its own, as a user that is not root.
+
+    `settings` are lines of its configuration, in which `{folder}` is that folder; it has another,
+    `archive`, for its log.
+    """
     with tempfile.TemporaryDirectory(prefix="foretoken-postgres-") as name:
         folder = Path(name)
         if os.geteuid() == 0:
@@ -82,12 +95,14 @@ def serve_postgres(*, is_durable: bool = False) -> Iterator[Postgres]:
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
         data = str(folder / "data")
         _run_unprivileged("initdb", "--no-sync", "--username=foretoken", "--pgdata", data)
-        settings = ["listen_addresses = ''", f"unix_socket_directories = '{folder}'"]
+        lines = ["listen_addresses = ''", f"unix_socket_directories = '{folder}'"]
+        lines += [line.format(folder=folder) for line in settings]
         if not is_durable:
-            settings.append("fsync = off")
+            lines.append("fsync = off")
         with (folder / "data" / "postgresql.conf").open("a", encoding="utf-8") as file:
-            file.write("\n".join(settings) + "\n")
+            file.write("\n".join(lines) + "\n")
         postgres = Postgres(f"host={folder} user=foretoken dbname=postgres", folder)
+        postgres.run("mkdir", str(folder / "archive"))
         postgres.start()
         try:
             yield postgres
