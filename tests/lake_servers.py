@@ -11,7 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,6 +69,11 @@ class Postgres:
         """Run a program of the system as the user whose folder it is."""
         _run_unprivileged(program, *arguments)
 
+    def configure(self, *lines: str) -> None:
+        """Add lines to its configuration, for its next start."""
+        with (self.folder / "data" / "postgresql.conf").open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
     def start(self) -> None:
         """Start it, or start it again."""
         self._control("--wait", "--log", str(self.folder / "log"), "start")
@@ -77,17 +82,22 @@ class Postgres:
         """Stop it without waiting for its clients, as a crash of its machine would."""
         self._control("--mode=immediate", "stop")
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator["Postgres"]:
+        """Run it until the end."""
+        self.start()
+        try:
+            yield self
+        finally:
+            self.stop()
+
     def _control(self, *arguments: str) -> None:
         _run_unprivileged("pg_ctl", "--pgdata", str(self.folder / "data"), *arguments)
 
 
 @contextlib.contextmanager
-def serve_postgres(*, is_durable: bool = False, settings: Sequence[str] = ()) -> Iterator[Postgres]:
-    """Run a new server on a socket in a folder of its own, as a user that is not root.
-
-    `settings` are lines of its configuration, in which `{folder}` is that folder; it has another,
-    `archive`, for its log.
-    """
+def serve_postgres(*, is_durable: bool = False) -> Iterator[Postgres]:
+    """Run a new server on a socket in a folder of its own, as a user that is not root."""
     with tempfile.TemporaryDirectory(prefix="foretoken-postgres-") as name:
         folder = Path(name)
         if os.geteuid() == 0:
@@ -95,19 +105,12 @@ def serve_postgres(*, is_durable: bool = False, settings: Sequence[str] = ()) ->
             os.chown(folder, nobody.pw_uid, nobody.pw_gid)
         data = str(folder / "data")
         _run_unprivileged("initdb", "--no-sync", "--username=foretoken", "--pgdata", data)
-        lines = ["listen_addresses = ''", f"unix_socket_directories = '{folder}'"]
-        lines += [line.format(folder=folder) for line in settings]
-        if not is_durable:
-            lines.append("fsync = off")
-        with (folder / "data" / "postgresql.conf").open("a", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
         postgres = Postgres(f"host={folder} user=foretoken dbname=postgres", folder)
-        postgres.run("mkdir", str(folder / "archive"))
-        postgres.start()
-        try:
+        postgres.configure("listen_addresses = ''", f"unix_socket_directories = '{folder}'")
+        if not is_durable:
+            postgres.configure("fsync = off")
+        with postgres.running():
             yield postgres
-        finally:
-            postgres.stop()
 
 
 @contextlib.contextmanager

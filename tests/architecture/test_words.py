@@ -22,7 +22,7 @@ _INSTEAD: Mapping[str, str] = {
     r"(?:^|[.;:#\"] )Who(?= \w+s\b)(?![^.]*\?)": "a user who, a client that",
 }
 # No text without one of these has any of them; looking for these is quick, taking a file apart not.
-_HINT = re.compile(r"(?i:told|doubt|beside|asks|honest|\b(?:is|are)\s+of\b)|\bWho ")
+_HINT = re.compile(r"(?i:told|doubt|beside|asks|honest|\b(?:is|are)\s+of\b)|\bWho\s")
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # Code, and where links lead.
@@ -84,8 +84,10 @@ def test_documents_and_code_use_the_words_of_the_field(
         "Rows in\ndoubt are left out.",
         "What a host takes beside the kernels.",
         "The simulator asks the predictor.",
+        "An honest interval.",
         "These are of `--nodes`.",
         "It ends. Who has the services in his own process does not wait.",
+        "It ends. Who\nhas the services in his own process does not wait.",
     ],
 )
 def test_a_sentence_of_before_is_found(sentence: str) -> None:

@@ -18,8 +18,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,9 +85,9 @@ def _read(catalog: CatalogService) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _stored(catalog: CatalogService) -> dict[tuple[str, int], int]:
+def _stored(lake: LakeConfig) -> dict[tuple[str, int], int]:
     """Return the rows of every batch, read from the files."""
-    with catalog._store.cursor() as cursor:
+    with closing(_open(lake)) as catalog, catalog._store.cursor() as cursor:
         rows = cursor.execute(_STORED).fetchall()
     return {(run_id, index): num_rows for run_id, index, num_rows in rows}
 
@@ -153,30 +152,31 @@ def _compare(stored: dict[tuple[str, int], int], acknowledged: set[tuple[str, in
     return f"{len(acknowledged):,} acknowledged, {lost} of them missing, {torn} not whole"
 
 
-@contextmanager
-def _restored(postgres: Postgres, base: Path, moment_s: float) -> Iterator[Postgres]:
-    """Run a server from a base backup and the log, as it was at a moment."""
+def _archive_log(postgres: Postgres) -> None:
+    """Keep all that a server logs; it is started anew for that."""
+    postgres.run("mkdir", str(postgres.folder / "archive"))
+    command = f"cp %p {postgres.folder}/archive/%f"
+    postgres.configure("archive_mode = on", f"archive_command = '{command}'")
+    postgres.stop()
+    postgres.start()
+
+
+def _restore(postgres: Postgres, base: Path, moment_s: float) -> Postgres:
+    """Return a server, not yet started, from a base backup and the log up to a moment."""
     folder = postgres.folder / "restored"
     postgres.run("mkdir", str(folder))
     postgres.run("cp", "--archive", str(base), str(folder / "data"))
-    moment = datetime.fromtimestamp(moment_s, UTC).isoformat()
-    settings = [
-        f"unix_socket_directories = '{folder}'",
-        "archive_mode = off",
-        f"restore_command = 'cp {postgres.folder}/archive/%f %p'",
-        f"recovery_target_time = '{moment}'",
-        "recovery_target_action = 'promote'",
-    ]
-    with (folder / "data" / "postgresql.conf").open("a", encoding="utf-8") as file:
-        file.write("\n".join(settings) + "\n")
     postgres.run("touch", str(folder / "data" / "recovery.signal"))
     connection = postgres.connection_string.replace(str(postgres.folder), str(folder))
     restored = Postgres(connection, folder)
-    restored.start()
-    try:
-        yield restored
-    finally:
-        restored.stop()
+    restored.configure(
+        f"unix_socket_directories = '{folder}'",
+        "archive_mode = off",
+        f"restore_command = 'cp {postgres.folder}/archive/%f %p'",
+        f"recovery_target_time = '{datetime.fromtimestamp(moment_s, UTC).isoformat()}'",
+        "recovery_target_action = 'promote'",
+    )
+    return restored
 
 
 def _run_load(drill: _Drill, seconds: float) -> float:
@@ -200,10 +200,8 @@ def _run_load(drill: _Drill, seconds: float) -> float:
 
 
 def _print_drill(seconds: float) -> None:
-    settings = ["archive_mode = on", "archive_command = 'cp %p {folder}/archive/%f'"]
-    with ExitStack() as stack:
-        postgres = stack.enter_context(serve_postgres(is_durable=True, settings=settings))
-        address, bucket = stack.enter_context(serve_s3())
+    with serve_postgres(is_durable=True) as postgres, serve_s3() as (address, bucket):
+        _archive_log(postgres)
         drill = _Drill(postgres.lake(f"{bucket}/rows", "drill", address))
         _open(drill.lake).close()
         base = postgres.folder / "base"
@@ -211,9 +209,7 @@ def _print_drill(seconds: float) -> None:
         middle_s = _run_load(drill, seconds)
         queries = sorted(drill.latencies_s)
         p99_ms = 1e3 * queries[int(0.99 * len(queries))]
-        catalog = _open(drill.lake)
-        stored = _stored(catalog)
-        catalog.close()
+        stored = _stored(drill.lake)
         kills = ", ".join(f"{count} times who {role}s" for role, count in drill.kills.items())
         print(f"killed {kills}; others that ended: {sum(drill.ends.values()) - drill.ends[-9]}")
         print(f"{len(queries):,} queries, p99 {p99_ms:,.0f} ms")
@@ -223,24 +219,21 @@ def _print_drill(seconds: float) -> None:
         before = {key for key, time_s in drill.receipts.items() if time_s <= middle_s}
         later = {k for k, time_s in drill.receipts.items() if time_s > middle_s + _RECEIPT_S}
         start_s = time.perf_counter()
-        with _restored(postgres, base, middle_s) as server:
-            lake = server.lake(f"{bucket}/rows", "drill", address)
-            catalog = _open(lake)
-            back = _stored(catalog)
-            catalog.close()
+        with _restore(postgres, base, middle_s).running() as server:
+            back = _stored(server.lake(f"{bucket}/rows", "drill", address))
             wall_s = time.perf_counter() - start_s
         print(f"restored to its middle in {wall_s:.1f} s: {_compare(back, before)};")
         print(f"  of {len(later):,} acknowledged later {len(later & back.keys())} are there")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run the drill, or one of its processes."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--role", choices=("write", "read"), help="of a process of the drill")
     parser.add_argument("--run", help="what a writer records")
     parser.add_argument("--lake", type=json.loads, help="where")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     os.environ |= {"AWS_ACCESS_KEY_ID": "drill", "AWS_SECRET_ACCESS_KEY": "drill"}
     if options.role:
         catalog = _open(LakeConfig(**options.lake))

@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -59,7 +58,7 @@ def client(port: _Raising) -> Iterator[SimulatorClient]:
     """A client that gives a busy server no more than a few seconds."""
     with (
         serve(servicer.register, port) as options,
-        SimulatorClient.connect(replace(options, deadline_s=3.0)) as client,
+        SimulatorClient.connect(dataclasses.replace(options, deadline_s=3.0)) as client,
     ):
         yield client
 

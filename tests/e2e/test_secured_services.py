@@ -125,6 +125,14 @@ def test_the_roles_of_pods_are_enough_for_all_they_do(services: _Services) -> No
                 break
             time.sleep(0.1)
         assert [simulated.job_id] == kept
+    with (
+        PredictorClient.connect(services.options("predictor", "client")) as predictor,
+        pytest.raises(NotAllowedError, match="ActivateModel needs the right `activate`"),
+    ):
+        predictor.activate_model(trained.model_version)
+    with PredictorClient.connect(services.options("predictor", "admin")) as predictor:
+        activated = predictor.activate_model(trained.model_version)
+    assert trained.model_version == activated.version
 
 
 def test_a_backup_is_taken_by_who_may_take_it(services: _Services) -> None:

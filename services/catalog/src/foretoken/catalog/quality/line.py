@@ -151,7 +151,7 @@ def deviations_from_lines(
     return ratios
 
 
-# Numbers of groups have so many bits.
+# Codes of points are below this.
 _MAX_CODE = 2**63
 
 
