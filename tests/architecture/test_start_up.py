@@ -16,7 +16,6 @@ _HEAVY = (
     "jinja2",
     "kubernetes",
     "lightgbm",
-    "matplotlib",
     "numba",
     "opentelemetry",
     "pandas",

@@ -185,10 +185,13 @@ class Plot:
         number = self.table.column(value)
         place: Spec = {"x": self._columns(), "y": self._rows()}
         shade: Spec = {"field": value, "type": "quantitative", "title": number.title}
-        shade |= {"scale": {"scheme": "viridis"}, "legend": {"format": _format(number)}}
-        text = {"field": value, "type": "quantitative", "format": _format(number)}
         numbers = _numbers(self.table, value)
-        middle = (min(numbers, default=0) + max(numbers, default=0)) / 2
+        is_log = _is_log(numbers)
+        scale = {"scheme": "viridis", "type": "log" if is_log else "linear"}
+        shade |= {"scale": scale, "legend": {"format": _format(number)}}
+        text = {"field": value, "type": "quantitative", "format": _format(number)}
+        least, most = min(numbers, default=0), max(numbers, default=0)
+        middle = (least * most) ** 0.5 if is_log else (least + most) / 2
         dark = {"test": f"datum[{value!r}] > {middle}", "value": "#16191d"}
         ink = {"condition": dark, "value": "#ffffff"}
         layers = [
@@ -222,22 +225,31 @@ class Plot:
         """Return the channel of numbers along an axis."""
         column = self.table.column(name)
         numbers = _numbers(self.table, name)
-        least, most = min(numbers, default=0), max(numbers, default=0)
-        is_log = least > 0 and (most / least > _LOG_SPAN if log is None else log)
+        is_log = _is_log(numbers) if log is None else log and min(numbers, default=0) > 0
         linear = {"type": "linear", "zero": not self.is_near}
         scale = {"type": "log", "nice": False} if is_log else linear
         channel = {"field": name, "type": "quantitative", "title": column.title, "scale": scale}
         return {**channel, "axis": _axis_format(self.table, name)}
 
     def _columns(self) -> Spec:
-        across: Spec = {"field": self.x, "type": "ordinal", "sort": None}
+        across: Spec = {"field": self.x, "type": "ordinal", **self._order(self.x)}
         across |= {"title": self.table.column(self.x).title}
-        return {**across, "axis": {"orient": "top", "labelAngle": 0, "labelLimit": 120}}
+        looks = {"orient": "top", "labelAngle": 0, "labelLimit": 120}
+        return {**across, "axis": {**looks, **self._overlap(self.x)}}
 
     def _rows(self) -> Spec:
         title = self.table.column(self.y).title
-        rows: Spec = {"field": self.y, "type": "nominal", "sort": None, "title": title or None}
-        return {**rows, "axis": {"labelLimit": 260}}
+        rows: Spec = {"field": self.y, "type": "nominal", "title": title or None}
+        rows |= self._order(self.y)
+        return {**rows, "axis": {"labelLimit": 260, **self._overlap(self.y)}}
+
+    def _order(self, name: str) -> Spec:
+        """Return that words stand in the table's order, numbers in their own."""
+        return {"sort": "ascending" if _numbers(self.table, name) else None}
+
+    def _overlap(self, name: str) -> Spec:
+        """Return that of too many numbers some are not written."""
+        return {"labelOverlap": True} if _numbers(self.table, name) else {}
 
     def _color(self) -> Spec:
         if not self.by:
@@ -308,6 +320,12 @@ def _once(mark: str, encoding: Mapping[str, Any], **options: Any) -> Spec:
 
 def _numbers(table: Table, name: str) -> list[float]:
     return [value for value in table.values(name) if isinstance(value, int | float)]
+
+
+def _is_log(numbers: Sequence[float]) -> bool:
+    """Return whether numbers span so much that their logarithms are shown."""
+    least = min(numbers, default=0)
+    return least > 0 and max(numbers) / least > _LOG_SPAN
 
 
 def _count(table: Table, name: str) -> int:

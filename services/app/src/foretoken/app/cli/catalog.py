@@ -399,7 +399,6 @@ def plot(
         if picture is not None:
             _write_picture(picture, curves)
         if page is not None:
-            # Half a second that no other command should wait.
             from foretoken.simulator.report.profile_curves import render_profile
 
             title = f"{', '.join(operator)}{f' on {device}' if device else ''}"

@@ -6,7 +6,6 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from foretoken.app.cli.state import CliState, build_table, note, stack
@@ -26,6 +25,9 @@ from foretoken.domain.operators.spec.overlap import (
 from foretoken.domain.operators.spec.sweep import powers_of_two
 from foretoken.domain.ports import CatalogPort
 from foretoken.domain.units import GIB
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import Plot
+from foretoken.page.curve import Curve, draw_curves
 from foretoken.wire.arrow import read_table
 
 _KIB, _MIB = 2**10, 2**20
@@ -37,11 +39,6 @@ _BYTES_PER_GB = 1e9
 
 # What tells calls apart.
 Key = tuple[str, str, str, tuple[tuple[str, int], ...]]
-_HEIGHT_INCHES = 5.0
-_DOTS_PER_INCH = 150
-# One dash pattern per group, one colour per operator.
-_DASHES = ((0, ()), (0, (5, 2)), (0, (1, 1.5)), (0, (7, 2, 1, 2)))
-_NUM_TICKS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,43 +333,15 @@ def _overlap_rows(
     )
 
 
-def write_bandwidth_figure(path: Path, timings: Mapping[Key, Timing]) -> None:
-    """Write bus bandwidth over message size, both logarithmic: a line per operator and group.
-
-    The format is that of the path's ending.
-    """
-    # Half a second that no other command should wait.
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    from foretoken.page.figure import SERIES, STYLE, WIDTH_INCHES
-
-    lines = group_lines(timings)
-    operators = list(dict.fromkeys(operator for operator, _ in lines))
-    groups = list(dict.fromkeys(group for _, group in lines))
-    sizes = sorted({size for points in lines.values() for size, _ in points})
-    with rc_context({**STYLE, "figure.facecolor": "white"}):
-        figure = Figure(figsize=(WIDTH_INCHES, _HEIGHT_INCHES), layout="constrained")
-        axes = figure.subplots()
-        for (operator, group), points in lines.items():
-            axes.plot(
-                [size for size, _ in points],
-                [bandwidth for _, bandwidth in points],
-                marker="o",
-                color=SERIES[operators.index(operator) % len(SERIES)],
-                linestyle=_DASHES[groups.index(group) % len(_DASHES)],
-                label=f"{operator} {group}",
-            )
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        shown = sizes[:: max(1, -(-len(sizes) // _NUM_TICKS))]
-        axes.set_xticks(shown, [format_size(size) for size in shown])
-        axes.grid(visible=True)
-        axes.set_xlabel("message")
-        axes.set_ylabel("bus bandwidth (GB/s)")
-        axes.set_title("What a rank sends over the time it takes; groups are devices x nodes")
-        figure.legend(loc="outside right upper")
-        figure.savefig(path, dpi=_DOTS_PER_INCH, facecolor="white")
+def bandwidth_chart(timings: Mapping[Key, Timing]) -> Chart:
+    """Return bus bandwidth over message size: a line per operator and group."""
+    curves = []
+    for (operator, group), points in group_lines(timings).items():
+        sizes, rates = zip(*points, strict=True)
+        curves.append(Curve(label=f"{operator} {group}", x=sizes, y=rates))
+    title = "What a rank sends over the time it takes; groups are devices x nodes"
+    x, y = Column(title="message (bytes)", name="size"), Column(title="bus bandwidth (GB/s)")
+    return draw_curves(Plot(title=title, height=400), curves, x=x, y=y)
 
 
 def group_lines(

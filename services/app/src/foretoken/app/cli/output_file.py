@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from foretoken.page.section import Section
 
 Check = Callable[[Path | None], Path | None]
-PICTURES = (".png", ".svg", ".pdf")
 PAGES = (".html", ".htm")
 
 
@@ -43,8 +42,14 @@ def check_picture_option(path: Path | None) -> Path | None:
 
     Raises:
         typer.BadParameter: it cannot be written, or its ending is no format of pictures.
+        InvalidRequestError: the package that draws is not here.
 
     """
+    if path is None:
+        return None
+    from foretoken.page.picture import PICTURES, check_can_draw
+
+    check_can_draw()
     return _check_ending(path, PICTURES)
 
 

@@ -10,13 +10,13 @@ import typer
 from foretoken.app.cli.collective_calls import (
     CollectiveChoice,
     bandwidth_calls,
+    bandwidth_chart,
     find_timings,
     gemm_of_text,
     overlap_calls,
     parse_sizes,
     print_bandwidths,
     print_overlaps,
-    write_bandwidth_figure,
 )
 from foretoken.app.cli.option_text import parse_values
 from foretoken.app.cli.output_file import check_picture_option
@@ -37,6 +37,7 @@ from foretoken.domain.measurements.profiling import ProfileReport, ProfileReques
 from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.domain.requests.option import flag, option
 from foretoken.jobs.runner import JobProgress
+from foretoken.page.picture import write_picture
 
 if TYPE_CHECKING:
     from foretoken.profiler.ranks.rendezvous import RendezvousSpec
@@ -131,8 +132,8 @@ def _lead(
             print_bandwidths(state, timings)
         _tell_failures(report)
         if outcome.picture is not None:
-            write_bandwidth_figure(outcome.picture, timings)
-            note(f"drew {outcome.picture}")
+            write_picture(outcome.picture, [bandwidth_chart(timings)])
+            note(f"picture written to {outcome.picture}")
     if report.num_failed and not timings:
         raise typer.Exit(code=1)
 

@@ -5,25 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.block import Chart, Column, Table
-from foretoken.page.chart import Plot
+from foretoken.page.chart import BLUE, ORANGE, VERMILION, Plot
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.figure import BLUE, INK, ORANGE, STYLE, VERMILION, WIDTH_INCHES
 from foretoken.page.html import render_sections
+from foretoken.page.picture import write_picture
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.profile_groups import CurveKey, FittedCurve, MeasuredCurve
 
-_PANELS_IN_ROW = 3
 # More panels than this nobody looks at; the table has all curves.
 MAX_PANELS = 24
-_PANEL_INCHES = 2.5
-_LEGEND_INCHES = 0.7
-_DOTS_PER_INCH = 150
 _SUBTITLE = "Measurements of the catalog, and the predictor's answers. Drawn by Foretoken."
 
 
@@ -53,8 +46,7 @@ def render_profile(
 
 def write_profile_figure(path: Path, curves: Sequence[FittedCurve]) -> None:
     """Write the panels of one operator as a picture, in the format of the path's ending."""
-    with rc_context({**STYLE, "figure.facecolor": "white"}):
-        _figure(curves[:MAX_PANELS]).savefig(path, dpi=_DOTS_PER_INCH, facecolor="white")
+    write_picture(path, _curve_charts(curves[:MAX_PANELS], "", {}))
 
 
 def _curve_charts(
@@ -147,63 +139,6 @@ def _section(
         pictures=pictures,
         table=_table(curves, unit),
     )
-
-
-def _figure(curves: Sequence[FittedCurve]) -> Figure:
-    num_columns = min(len(curves), _PANELS_IN_ROW)
-    num_rows = -(-len(curves) // num_columns)
-    size = (WIDTH_INCHES, _LEGEND_INCHES + num_rows * _PANEL_INCHES * (3 / num_columns) ** 0.5)
-    figure = Figure(figsize=size, layout="constrained")
-    all_axes = np.ravel(figure.subplots(num_rows, num_columns, squeeze=False))
-    for axes, curve in zip(all_axes, curves, strict=False):
-        _draw(axes, curve)
-    for axes in all_axes[len(curves) :]:
-        axes.set_visible(False)
-    handles, names = all_axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
-    return figure
-
-
-def _draw(axes: Any, curve: FittedCurve) -> None:
-    measured, key = curve.measured, curve.measured.key
-    unit, scale = rate_unit(key)
-    # The longest time is the lowest rate.
-    low, high, middle = (
-        key.rates(curve.sizes, times_us) / scale
-        for times_us in (curve.high_us, curve.low_us, curve.latency_us)
-    )
-    axes.fill_between(curve.sizes, low, high, color=BLUE, alpha=0.18, linewidth=0)
-    axes.plot(curve.sizes, middle, color=BLUE, label="fitted, with its 90 % interval")
-    axes.plot(
-        measured.sizes,
-        key.rates(measured.sizes, measured.latency_us) / scale,
-        "o",
-        color=ORANGE,
-        markeredgecolor=INK,
-        markeredgewidth=0.4,
-        label="measured",
-    )
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=5))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    formatter = _format_bytes if key.spec.is_collective else _format_count
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formatter(value)))
-    axes.set_ylim(bottom=0)
-    axes.grid(visible=True)
-    axes.set_title(key.title, fontsize=9)
-    axes.set_xlabel("message (bytes)" if key.spec.is_collective else key.moving)
-    axes.set_ylabel(unit)
-
-
-def _format_bytes(value: float) -> str:
-    for size, unit in ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
-
-
-def _format_count(value: float) -> str:
-    return f"{value:,.6g}"
 
 
 def _table(curves: Sequence[FittedCurve], unit: str) -> DataTable:

@@ -3,13 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.colors import LogNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from foretoken.domain.metrics.number_text import format_number
@@ -17,15 +12,12 @@ from foretoken.domain.results.training_report import TrafficColumns, TrainingRep
 from foretoken.domain.units import GIB
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import Plot
-from foretoken.page.figure import STYLE, WIDTH_INCHES
+from foretoken.page.picture import write_picture
 from foretoken.page.section import DataTable, Section
 
 _Matrix = NDArray[np.float64]
-_DOTS_PER_INCH = 150
-_COLORS = "viridis"
 # What is smaller than this share of the largest, such as the norms that all agree on, is white.
 _LEAST_SHARE = 1e-6
-_NUM_TICKS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -101,48 +93,12 @@ def _chart(found: TrafficMap, matrix: _Matrix, title: str, caption: str) -> Char
 def write_traffic_figure(path: Path, report: TrainingReport) -> None:
     """Write the heat map of a step as a picture of its own, in the format of the path's ending."""
     found = traffic_map(report.traffic, report.num_devices)
-    with rc_context({**STYLE, "figure.facecolor": "white"}):
-        figure = _figure(found)
-        figure.savefig(path, dpi=_DOTS_PER_INCH, facecolor="white")
-
-
-def _figure(found: TrafficMap) -> Figure:
-    figure = Figure(figsize=(WIDTH_INCHES, 6.9), layout="constrained")
-    axes = figure.subplots()
-    least, largest = _bounds(found.total)
-    image = _draw(axes, found.total / GIB, found.num_devices, LogNorm(least, largest))
-    axes.set_title(_title(found.num_devices))
-    figure.colorbar(image, ax=axes, shrink=0.8, label="GiB")
-    return figure
+    write_picture(path, [_chart(found, found.total, _title(found.num_devices), "")])
 
 
 def _title(cell: int) -> str:
     whom = "each device" if cell == 1 else f"{cell} devices together"
     return f"What {whom} send{'s' if cell == 1 else ''} in one step"
-
-
-def _bounds(matrix: _Matrix) -> tuple[float, float]:
-    """Return the least and the largest value in GiB that have colours of their own."""
-    shown = matrix[matrix > 0] / GIB
-    largest = float(shown.max())
-    least = float(shown[shown >= _LEAST_SHARE * largest].min())
-    return (least, largest) if least < largest else (0.5 * largest, largest)
-
-
-def _draw(axes: Any, matrix: _Matrix, cell: int, norm: LogNorm) -> Any:
-    end = len(matrix) * cell
-    image = axes.imshow(
-        np.ma.masked_less(matrix, norm.vmin or 0.0),
-        norm=norm,
-        cmap=_COLORS,
-        interpolation="nearest",
-        extent=(-0.5, end - 0.5, end - 0.5, -0.5),
-    )
-    axes.set_xlabel("receiving device")
-    axes.set_ylabel("sending device")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(nbins=_NUM_TICKS, integer=True, steps=[1, 2, 4, 8, 10]))
-    return image
 
 
 def _table(found: TrafficMap, num_devices: int) -> DataTable:
