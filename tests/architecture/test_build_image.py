@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +87,33 @@ def test_every_instruction_of_ours_is_known(
     found = program.read_dockerfile(text)
     assert [] == [one for one in found if not hasattr(program.Builder, f"_{one.name.lower()}")]
     assert ("FROM", "ENTRYPOINT") == (found[0].name, found[-1].name)
+
+
+# What the image of a service starts, and the page that it serves.
+_RUNS = {
+    "catalog": ("catalog.service", "catalog.servicer"),
+    "predictor": ("predictor.service", "predictor.servicer"),
+    "simulator": ("simulator.service", "simulator.servicer", "app.web", "catalog.quality.page"),
+}
+
+
+@pytest.mark.parametrize("service", _RUNS)
+def test_what_an_image_leaves_out_it_does_not_import(repository: Path, service: str) -> None:
+    text = (repository / "services" / service / "Dockerfile").read_text(encoding="utf-8")
+    (words,) = re.findall(r"slim\.sh /opt/foretoken (.+)", text)
+    absent = words.split()
+    assert absent
+    code = (
+        "import importlib, pkgutil, sys\n"
+        f"sys.modules.update(dict.fromkeys({absent!r}))\n"
+        f"for name in {_RUNS[service]!r}:\n"
+        "    module = importlib.import_module(f'foretoken.{name}')\n"
+        "    path, inside = getattr(module, '__path__', ()), f'{module.__name__}.'\n"
+        "    for part in pkgutil.walk_packages(path, inside):\n"
+        "        importlib.import_module(part.name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "" == done.stderr
 
 
 def test_parts_are_listed_with_version_license_and_address(program: ModuleType) -> None:

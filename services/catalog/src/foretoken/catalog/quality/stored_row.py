@@ -1,9 +1,11 @@
 """Stored rows of one operator on one device: read, and as the tests of a review see them."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -13,6 +15,9 @@ from foretoken.catalog.quality.flag import Coded, code_columns, split_by_code
 from foretoken.catalog.quality.ingest import IMPOSSIBLE
 from foretoken.domain.measurements.measurement import CheckRequest
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
+
+if TYPE_CHECKING:
+    import duckdb
 
 # Rows are comparable in every detail when these agree; operator and device do already.
 ALIKE = ("topology", "dtype", "phase", "framework", "framework_version", "kernel", "variant")
@@ -59,7 +64,7 @@ class StoredRows:
         """Return the number of rows."""
         return len(self.latency_us)
 
-    def take(self, rows: Indices | slice) -> "StoredRows":
+    def take(self, rows: Indices | slice) -> StoredRows:
         """Return some of the rows; a slice copies nothing."""
         return StoredRows(
             spec=self.spec,
@@ -76,7 +81,7 @@ class StoredRows:
             peer_ratios=self.peer_ratios,
         )
 
-    def split(self, names: Sequence[str]) -> Iterator[tuple[Indices, "StoredRows"]]:
+    def split(self, names: Sequence[str]) -> Iterator[tuple[Indices, StoredRows]]:
         """Yield the rows that agree in some text columns, with their places."""
         columns = [self.coded[name] for name in names]
         for places, _ in split_by_code(columns, np.arange(len(self))):
