@@ -96,7 +96,7 @@ def test_two_training_steps_are_set_side_by_side(kept_home: Path, tmp_path: Path
     assert result.exit_code == 0, result.stderr
     assert re.search(r"layout\.pp\s*│\s*1\s*│\s*2", result.stdout)
     assert re.search(r"GPUs\s*│\s*1\s*│\s*2\s*│\s*2x", result.stdout)
-    assert "What the critical stage does" in page.read_text(encoding="utf-8")
+    assert "The critical stages" in page.read_text(encoding="utf-8")
 
 
 def test_a_comparison_as_json_has_values_ratios_and_changes(kept_home: Path) -> None:

@@ -24,7 +24,8 @@ _HOSTILE = ' <b>&"$x$'
 _EXPECTED = {
     "training": (
         *("Step time with its interval", "Critical stage, one step", "Peak memory of one device"),
-        *("Communication of the critical stage", "What the critical stage does"),
+        *("Communication of the critical stage", "The critical stages"),
+        *("Every stage, one step", "Allocated memory over the step", "What the times rest on"),
     ),
     "training-run": (
         *("Expected days with their interval", "The expected days", "What is lost"),

@@ -1,5 +1,6 @@
 """The page of a memory plan: whether it fits, its stages and their parts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from page_structure import marked
@@ -8,11 +9,8 @@ from foretoken.domain.requests.training_run import TrainingMemoryReport
 from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
-from foretoken.simulator.report.memory_sections import (
-    memory_sections,
-    render_memory,
-    stages_chart,
-)
+from foretoken.simulator.report.memory_sections import memory_sections, render_memory
+from foretoken.simulator.report.stage_memory import memory_chart
 
 _STAGE = StageMemory(
     stage=0,
@@ -32,6 +30,10 @@ _REPORT = TrainingMemoryReport(
 )
 
 
+def _by_name(stages: Sequence[StageMemory]) -> dict[str, StageMemory]:
+    return {f"stage {stage.stage}": stage for stage in stages}
+
+
 def test_a_page_tells_the_fullest_stage_and_what_helps() -> None:
     page = render_memory("plan", _REPORT)
     for text in ("stage 1 needs 90.0 GiB", "90 GiB", "-10.00, too little", "use ZeRO", "7 billion"):
@@ -39,7 +41,7 @@ def test_a_page_tells_the_fullest_stage_and_what_helps() -> None:
 
 
 def test_a_picture_has_what_is_not_in_tensors_and_the_device() -> None:
-    chart = stages_chart(_REPORT.memory, "memory")
+    chart = memory_chart(_by_name(_REPORT.memory), "memory")
     parts = {"allocator and headroom", "weights", "activations"}
     assert parts == set(chart.table.values("part"))
     assert ["device: 80 GiB"] == marked(chart)
@@ -47,7 +49,7 @@ def test_a_picture_has_what_is_not_in_tensors_and_the_device() -> None:
 
 def test_devices_that_differ_are_told_of_every_stage() -> None:
     stages = (_STAGE, replace(_STAGE, stage=1, device_bytes=24 * GIB))
-    chart = stages_chart(stages, "memory")
+    chart = memory_chart(_by_name(stages), "memory")
     assert {"stage 0 (of 80 GiB)", "stage 1 (of 24 GiB)"} == set(chart.table.values("row"))
     assert ["smallest device: 24 GiB"] == marked(chart)
 

@@ -1,12 +1,14 @@
 """The sections of a page about the highest rate of a deployment."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CapacityProbe, CapacityReport
-from foretoken.page.chart import Rule
+from foretoken.page.block import Column
+from foretoken.page.chart import Plot, Rule
+from foretoken.page.curve import draw_intervals
 from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.load_curves import load_charts
@@ -24,6 +26,31 @@ def capacity_sections(report: CapacityReport) -> list[Section]:
         at_capacity = serving_sections([report.at_capacity])
         return with_echo([*sections, *at_capacity], report.echo)
     return with_echo([*sections, configuration_section(report.scenario_json)], report.echo)
+
+
+def capacity_charts(reports: Mapping[str, CapacityReport]) -> list[Section]:
+    """Return the rates with their intervals, and the latencies of all runs over the rate."""
+    rates = {
+        label: (report.low_rps or rate, rate, report.high_rps or rate)
+        for label, report in reports.items()
+        if (rate := report.capacity_rps) > 0
+    }
+    charts = []
+    if rates:
+        caption = "A bar's line is its interval: the workload's chance and the estimates' error."
+        plot = Plot(title="Highest rate that meets the targets", caption=caption)
+        charts.append(draw_intervals(plot, rates, Column.of(METRICS["capacity_rps"])))
+    probes = {
+        label: sorted(report.probes, key=lambda probe: probe.rate_rps)
+        for label, report in reports.items()
+    }
+    caption = (
+        "Each point is a simulation at that rate; a ring misses a target, or was cut short as its"
+        " queue only grew. A line is a limit that all share. An axis is logarithmic where its"
+        " values span more than a factor of 40."
+    )
+    charts += load_charts(probes, caption)
+    return [Section(title="Load and latency", pictures=charts)] if charts else []
 
 
 def _overview(report: CapacityReport) -> Section:

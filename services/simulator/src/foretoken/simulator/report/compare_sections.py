@@ -11,6 +11,7 @@ from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.section import DataTable, Section
+from foretoken.simulator.report.capacity_sections import capacity_charts
 from foretoken.simulator.report.compare_runs import (
     ComparedRun,
     compare_figures,
@@ -22,12 +23,9 @@ from foretoken.simulator.report.compare_runs import (
 )
 from foretoken.simulator.report.compare_search import search_charts
 from foretoken.simulator.report.compare_serving import serving_charts
-from foretoken.simulator.report.compare_training import (
-    capacity_charts,
-    training_charts,
-    training_run_charts,
-)
 from foretoken.simulator.report.echo_section import with_lines
+from foretoken.simulator.report.training_detail import step_sections
+from foretoken.simulator.report.training_run_sections import training_run_charts
 
 # Longer values of a configuration are cut.
 _MAX_LETTERS = 80
@@ -84,7 +82,7 @@ def _cut(text: str) -> str:
 
 # The charts of a kind of results, by the reports' labels.
 _CHARTS: Mapping[type, Callable[[Any], list[Section]]] = {
-    TrainingReport: training_charts,
+    TrainingReport: step_sections,
     TrainingRunReport: training_run_charts,
     ServingReport: serving_charts,
     CapacityReport: capacity_charts,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.metrics.metric import largest_first
 from foretoken.page.block import Chart, Column
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Plot
-from foretoken.page.curve import draw_parts
+from foretoken.page.curve import draw_counts, draw_parts
 
 # Few enough names to give each its own colour wherever it appears.
 _OF_GROUP: Mapping[str, str] = {
@@ -95,14 +95,21 @@ def color_of_group(group: str) -> str:
 def groups_chart(
     title: str, rows: Mapping[str, Mapping[str, float]], unit: Column, caption: str
 ) -> Chart:
-    """Return what operator groups take of each row, the largest group first."""
+    """Return what operator groups take of each row, the largest group first.
+
+    Of one row without a name every group has a bar, with its share.
+    """
     groups = largest_first(rows.values())
     named = {
         row: {label_of_group(group): value for group, value in parts.items() if value > 0}
         for row, parts in rows.items()
     }
     colors = {label_of_group(group): color_of_group(group) for group in groups}
-    return draw_parts(Plot(title=title, caption=caption, colors=colors), named, unit)
+    plot = Plot(title=title, caption=caption, colors=colors)
+    if [*rows] == [""]:
+        ranked = {label_of_group(group): rows[""][group] for group in groups}
+        return draw_counts(plot, ranked, unit)
+    return draw_parts(plot, named, unit)
 
 
 def colors_of_loads(num_loads: int) -> Sequence[str]:

@@ -11,6 +11,10 @@ from foretoken.page.curve import draw_parts
 from foretoken.page.section import Section
 from foretoken.simulator.report.palette import OF_PROVENANCE
 
+BOUNDS_CAPTION = (
+    "A bar's line is its interval: every operator at its lower, and at its upper, 90 % bound."
+)
+
 
 def describe_interval(low: float, high: float, unit: str) -> str:
     """Return an interval with its unit."""

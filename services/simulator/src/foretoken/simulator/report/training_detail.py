@@ -1,24 +1,27 @@
-"""Sections of a training page: pipeline, where the time goes, memory, components."""
+"""Sections about one training step or several: pipeline, where the time goes, memory, parts."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.domain.metrics.metric import largest_first
 from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.block import Chart, Column, Table
-from foretoken.page.chart import Plot, Rule
-from foretoken.page.curve import Curve, draw_counts, draw_curves, draw_parts
-from foretoken.page.section import Cell, DataTable, Section
-from foretoken.simulator.report.palette import (
-    OF_MEMORY,
-    OF_STREAM,
-    color_of_group,
-    label_of_group,
+from foretoken.page.chart import Plot
+from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
+from foretoken.page.section import DataTable, Section
+from foretoken.simulator.report.palette import OF_STREAM, groups_chart
+from foretoken.simulator.report.provenance import BOUNDS_CAPTION, provenance_chart
+from foretoken.simulator.report.stage_memory import (
+    device_rules,
+    fullest_of,
+    memory_chart,
+    peak_table,
 )
-from foretoken.simulator.report.provenance import provenance_chart
 from foretoken.simulator.report.training_streams import (
     SpanArrays,
     kind_label,
@@ -34,28 +37,59 @@ _MAX_POINTS = 600
 _MAX_BARS = 16
 _MAX_CURVES = 8
 _MAX_COLUMNS = 8
+_TIME_MS = Column(title="time (ms)")
+
+# Steps by their labels; that of a step by itself is empty.
+Reports = Mapping[str, TrainingReport]
 
 
-def pipeline(report: TrainingReport) -> Section:
-    """Return what the stages do when, which can be zoomed; of a long step its beginning."""
-    spans = span_arrays(report.spans)
+def step_sections(reports: Reports) -> list[Section]:
+    """Return what steps do when, where their time goes and what they hold, as far as is known."""
+    timed = {label: report for label, report in reports.items() if report.step_time_ms > 0}
+    drawn = {label: report for label, report in timed.items() if len(report.spans.kind)}
+    sections = [pipeline(drawn)] if drawn else []
+    if timed:
+        sections.append(time(timed))
+    if any(report.memory for report in reports.values()):
+        sections.append(memory(reports))
+    return sections
+
+
+def pipeline(reports: Reports) -> Section:
+    """Return what the stages do when, which can be zoomed; of a long step its beginning.
+
+    Of several steps it is what the stage of each does that waits least, on one scale of time.
+    """
+    spans = {label: span_arrays(report.spans) for label, report in reports.items()}
     caption = (
         "Communication of a stage that runs besides computation has a row of its own. Point at a"
         " span for its micro batch and times; shift and the wheel zoom."
     )
-    if len(spans.kind) > _MAX_SPANS:
+    title, intro = "What each stage does", ""
+    if len(reports) > 1:
+        spans = {label: _critical(found) for label, found in spans.items()}
+        title, intro = "The critical stages", "The stage that waits least, of every run."
+    else:
+        (num,) = (report.num_micro_batches for report in reports.values())
+        intro = f"{num:,} micro batch{'es' * (num != 1)} per data-parallel replica."
+    most, num_spans = _MAX_SPANS // len(spans), max(len(found.kind) for found in spans.values())
+    if num_spans > most:
         caption += (
-            f" Drawn are the first {_MAX_SPANS:,} of {len(spans.kind):,} spans; the Chrome trace"
-            " has all."
+            f" Drawn are the first {most:,} of {num_spans:,} spans; the Chrome trace has all."
         )
-    first = np.sort(np.argsort(spans.start_ms, kind="stable")[:_MAX_SPANS])
-    drawn = spans.pick(np.isin(np.arange(len(spans.kind)), first))
-    num = report.num_micro_batches
-    return Section(
-        title="Pipeline",
-        intro=f"{num:,} micro batch{'es' * (num != 1)} per data-parallel replica.",
-        pictures=[span_chart("What each stage does", {"": drawn}, caption)],
-    )
+    drawn = {label: found.pick(np.arange(len(found.kind)) < most) for label, found in spans.items()}
+    return Section(title="Pipeline", intro=intro, pictures=[span_chart(title, drawn, caption)])
+
+
+def _critical(spans: SpanArrays) -> SpanArrays:
+    """Return the spans of the stage that waits least."""
+    streams = measure_streams(spans)
+    return spans.pick(spans.stage == min(streams, key=lambda stage: streams[stage]["waiting"]))
+
+
+def _named(label: str, *words: str) -> str:
+    """Return what a row or a curve is called; the step by itself has no label."""
+    return ", ".join(word for word in (label, *words) if word)
 
 
 def span_chart(title: str, spans: Mapping[str, SpanArrays], caption: str) -> Chart:
@@ -73,7 +107,7 @@ def span_chart(title: str, spans: Mapping[str, SpanArrays], caption: str) -> Cha
         order = np.lexsort((found.start_ms, ~found.is_compute, found.stage))
         for place in order.tolist():
             stream = "" if found.is_compute[place] else ", communication"
-            row = f"{label}{', ' if label else ''}stage {found.stage[place]}{stream}"
+            row = _named(label, f"stage {found.stage[place]}{stream}")
             batch = int(found.micro_batch[place])
             rows.append(
                 (
@@ -97,88 +131,93 @@ def span_chart(title: str, spans: Mapping[str, SpanArrays], caption: str) -> Cha
     return plot.spans("end_ms")
 
 
-def time(report: TrainingReport) -> Section:
+def time(reports: Reports) -> Section:
     """Return where the time goes: on the critical stage, on every stage, by axis, and certainty."""
-    groups = {
-        label_of_group(group): time_ms
-        for group, time_ms in report.step_time_ms_by_group.items()
-        if time_ms > 0
-    }
-    colors = {
-        label_of_group(group): color_of_group(group) for group in report.step_time_ms_by_group
-    }
     caption = (
         "GEMM, attention and elementwise are forward and backward together; recompute is the second"
         " forward pass. Communication is what no computation hides; the bubble is waiting for other"
         " stages."
     )
-    plot = Plot(title="Critical stage, one step", caption=caption, colors=colors)
-    ranked = dict(sorted(groups.items(), key=lambda item: -item[1]))
-    pictures = [draw_counts(plot, ranked, Column(title="time (ms)"))]
-    spans = span_arrays(report.spans)
-    if len(spans.kind):
+    groups = {label: report.step_time_ms_by_group for label, report in reports.items()}
+    pictures = [_intervals(reports)] if len(reports) > 1 else []
+    pictures.append(groups_chart("Critical stage, one step", groups, _TIME_MS, caption))
+    spans = {label: span_arrays(report.spans) for label, report in reports.items()}
+    if any(len(found.kind) for found in spans.values()):
         pictures.append(_streams(spans))
-    if any(report.communication_ms_by_axis.values()):
-        pictures.append(_axes(report))
-    shares = report.step_time_ratio_by_provenance
+    if any(any(report.communication_ms_by_axis.values()) for report in reports.values()):
+        pictures.append(_axes(reports))
+    shares = {
+        label or "critical stage": report.step_time_ratio_by_provenance
+        for label, report in reports.items()
+        if report.step_time_ratio_by_provenance
+    }
     if shares:
-        pictures.append(provenance_chart({"critical stage": shares}))
+        pictures.append(provenance_chart(shares))
     return Section(title="Where the time goes", pictures=pictures)
 
 
-def _streams(spans: SpanArrays) -> Chart:
-    streams = measure_streams(spans)
-    shown = pick_stages(list(streams), _MAX_BARS)
-    rows = {f"stage {stage}": streams[stage] for stage in shown}
+def _intervals(reports: Reports) -> Chart:
+    steps = {
+        label: (report.step_time_low_ms, report.step_time_ms, report.step_time_high_ms)
+        for label, report in reports.items()
+    }
+    plot = Plot(title="Step time with its interval", caption=BOUNDS_CAPTION)
+    return draw_intervals(plot, steps, Column.of(METRICS["step_time_ms"]))
+
+
+def _streams(spans: Mapping[str, SpanArrays]) -> Chart:
+    rows: dict[str, Mapping[str, float]] = {}
     cut = ""
-    if len(shown) < len(streams):
-        cut = f" Drawn are {len(shown)} of {len(streams)} stages."
+    for label, found in spans.items():
+        streams = measure_streams(found)
+        shown = pick_stages(list(streams), _MAX_BARS // len(spans))
+        rows |= {_named(label, f"stage {stage}"): streams[stage] for stage in shown}
+        if len(shown) < len(streams):
+            cut += f" Drawn are {_named(label, f'{len(shown)} of {len(streams)} stages')}."
     caption = (
         "Passes contain the tensor-parallel communication that waits for nothing else. Exposed"
         " communication is transfers, reductions and gathers with no computation during them."
     )
     plot = Plot(title="Every stage, one step", caption=caption + cut, colors=OF_STREAM)
-    return draw_parts(plot, rows, Column(title="time (ms)"))
+    return draw_parts(plot, rows, _TIME_MS)
 
 
-def _axes(report: TrainingReport) -> Chart:
+def _axes(reports: Reports) -> Chart:
     rows = {}
-    for axis, whole_ms in sorted(
-        report.communication_ms_by_axis.items(), key=lambda item: -item[1]
-    ):
-        exposed = min(report.exposed_ms_by_axis.get(axis, 0.0), whole_ms)
-        rows[axis] = {
-            "exposed communication": exposed,
-            "hidden communication": whole_ms - exposed,
-        }
+    for axis in largest_first(report.communication_ms_by_axis for report in reports.values()):
+        for label, report in reports.items():
+            whole_ms = report.communication_ms_by_axis.get(axis, 0.0)
+            exposed_ms = min(report.exposed_ms_by_axis.get(axis, 0.0), whole_ms)
+            rows[_named(axis, label)] = {
+                "exposed communication": exposed_ms,
+                "hidden communication": whole_ms - exposed_ms,
+            }
     caption = (
         "By the axis of parallelism that communicates. Hidden communication overlaps computation;"
         " by how much it slows that is the overlap slowdown."
     )
     title = "Communication of the critical stage"
     plot = Plot(title=title, caption=caption, colors=OF_STREAM)
-    return draw_parts(plot, rows, Column(title="time (ms)"))
+    return draw_parts(plot, rows, _TIME_MS)
 
 
-def memory(report: TrainingReport) -> Section:
-    """Return the peak of every stage by what holds it, and the memory over the step."""
-    parts = {stage.stage: parts_gib(stage) for stage in report.memory}
-    device_gib = report.device_memory_bytes / GIB
-    shown = pick_stages(list(parts), _MAX_BARS)
-    rows = {f"stage {stage}": parts[stage] for stage in shown}
-    name = f"device: {format_number(device_gib)} GiB"
-    rules = [Rule("x", device_gib, name)] if device_gib else []
-    caption = (
-        "At the moment each stage holds most. Activations are those of all micro batches it then"
-        " has in flight; temporary is what lives within an operator, often the logits."
-    )
-    if len(shown) < len(parts):
-        caption += f" Drawn are {len(shown)} of {len(parts)} stages; the table has all."
-    plot = Plot(title="Peak memory of one device", caption=caption, colors=OF_MEMORY, rules=rules)
-    pictures = [draw_parts(plot, rows, Column(title="GiB"))]
-    if len(report.memory_timeline.time_ms):
-        marked = [Rule("y", device_gib, name)] if device_gib else []
-        pictures.append(_memory_over_time(report, marked))
+def memory(reports: Reports) -> Section:
+    """Return the peak of every stage by what holds it, and the memory over the step.
+
+    Of many stages some are drawn, the fullest among them; of several steps the memory of the
+    fullest stage of each.
+    """
+    rows: dict[str, StageMemory] = {}
+    cut = ""
+    for label, report in reports.items():
+        shown = _shown_stages(report.memory, _MAX_BARS // len(reports))
+        rows |= {_named(label, f"stage {stage.stage}"): stage for stage in shown}
+        if len(shown) < len(report.memory):
+            cut += f" Drawn are {_named(label, f'{len(shown)} of {len(report.memory)} stages')}."
+    pictures = [memory_chart(rows, "Peak memory of one device", cut)]
+    held = {label: r for label, r in reports.items() if len(r.memory_timeline.time_ms)}
+    if held:
+        pictures.append(_memory_over_time(held))
     return Section(
         title="Memory",
         intro=(
@@ -186,29 +225,45 @@ def memory(report: TrainingReport) -> Section:
             " for it, with what the driver and communicators hold, and decides whether it fits."
         ),
         pictures=pictures,
-        table=_peak_table(report.memory),
+        table=peak_table(next(iter(reports.values())).memory) if len(reports) == 1 else None,
     )
 
 
-def _memory_over_time(report: TrainingReport, rules: Sequence[Rule]) -> Chart:
-    columns = report.memory_timeline
-    stage = np.asarray(columns.stage, dtype=np.int64)
-    times = np.asarray(columns.time_ms, dtype=np.float64)
-    held = np.asarray(columns.bytes, dtype=np.float64) / GIB
-    all_stages = [int(number) for number in np.unique(stage)]
-    fullest = int(stage[held.argmax()])
-    shown = sorted({*pick_stages(all_stages, _MAX_CURVES - 1), fullest})
-    end = max(report.step_time_ms, float(times.max()))
-    curves = [
-        _staircase(f"stage {number}", times[stage == number], held[stage == number], end)
-        for number in shown
-    ]
+def _shown_stages(stages: Sequence[StageMemory], most: int) -> Sequence[StageMemory]:
+    if len(stages) <= most:
+        return stages
+    numbers, fullest = [stage.stage for stage in stages], fullest_of(stages).stage
+    picked = pick_stages(numbers, most)
+    if fullest not in picked:
+        picked = [*pick_stages(numbers, most - 1), fullest]
+    return [stage for stage in stages if stage.stage in picked]
+
+
+def _memory_over_time(reports: Reports) -> Chart:
+    curves: list[Curve] = []
+    cut = ""
+    for label, report in reports.items():
+        columns = report.memory_timeline
+        stage = np.asarray(columns.stage, dtype=np.int64)
+        times = np.asarray(columns.time_ms, dtype=np.float64)
+        held = np.asarray(columns.bytes, dtype=np.float64) / GIB
+        all_stages = [int(number) for number in np.unique(stage)]
+        others = pick_stages(all_stages, _MAX_CURVES - 1) if len(reports) == 1 else ()
+        shown = sorted({*others, int(stage[held.argmax()])})
+        end = max(report.step_time_ms, float(times.max()))
+        curves += [
+            _staircase(_named(label, f"stage {number}"), times[here], held[here], end)
+            for number in shown
+            for here in (stage == number,)
+        ]
+        if len(shown) < len(all_stages):
+            drawn = _named(label, f"{len(shown)} of {len(all_stages)} stages")
+            cut += f" Drawn are {drawn}, with the fullest."
     caption = "What tensors occupy on one device of a stage, from the step's start to its end."
-    if len(shown) < len(all_stages):
-        caption += f" Drawn are {len(shown)} of {len(all_stages)} stages, with the fullest."
-    plot = Plot(title="Allocated memory over the step", caption=caption, rules=rules)
-    x = Column(title="time (ms)")
-    return draw_curves(plot, curves, x=x, y=Column(title="GiB"), is_step=True)
+    sizes = [size / GIB for report in reports.values() if (size := report.device_memory_bytes)]
+    title, rules = "Allocated memory over the step", device_rules(sizes, "y")
+    plot = Plot(title=title, caption=caption + cut, rules=rules)
+    return draw_curves(plot, curves, x=_TIME_MS, y=Column(title="GiB"), is_step=True)
 
 
 def _staircase(
@@ -230,51 +285,6 @@ def _staircase(
         x=np.append(times[kept], end).tolist(),
         y=np.append(values[kept], last).tolist(),
     )
-
-
-def _peak_table(stages: Sequence[StageMemory]) -> DataTable:
-    rows = []
-    for stage in stages:
-        margin = _gib(stage.margin_bytes)
-        rows.append(
-            [
-                str(stage.stage),
-                _gib(stage.total_bytes),
-                _gib(stage.reserved_bytes),
-                Cell(text=f"{margin}, too little", tone="alert")
-                if stage.margin_bytes < 0
-                else margin,
-                format_number(stage.peak_ms),
-                format_number(stage.num_in_flight),
-                stage.largest,
-            ]
-        )
-    headers = [*("stage", "allocated (GiB)", "reserved (GiB)", "margin (GiB)", "peak at (ms)")]
-    headers += ["in flight", "largest part"]
-    return DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,))
-
-
-def memory_parts(stages: Sequence[StageMemory]) -> Section:
-    """Return what holds the memory of every stage at its peak."""
-    rows = [
-        [str(stage.stage), *(_gib(getattr(stage, f"{name}_bytes")) for name in OF_MEMORY)]
-        for stage in stages
-    ]
-    return Section(
-        title="Memory by part",
-        intro="Of one device of every stage at its peak, in GiB. The parts add up to the allocated"
-        " memory.",
-        table=DataTable(headers=("stage", *OF_MEMORY), rows=rows),
-    )
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f}"
-
-
-def parts_gib(stage: StageMemory) -> Mapping[str, float]:
-    """Return what occupies a device of a stage at its peak, in GiB by part."""
-    return {name: getattr(stage, f"{name}_bytes") / GIB for name in OF_MEMORY}
 
 
 def components(report: TrainingReport) -> Section:

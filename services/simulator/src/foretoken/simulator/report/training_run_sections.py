@@ -10,14 +10,18 @@ from foretoken.domain import schema
 from foretoken.domain.metrics.metric import SHARE, title_of
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.training_run import RunSize, TrainingRunReport, TrainingRunRequest
+from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
 from foretoken.page.block import Chart, Column
 from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Rule
-from foretoken.page.curve import Curve, draw_curves, draw_parts
+from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.provenance import configuration_section, describe_interval
+from foretoken.simulator.report.provenance import (
+    BOUNDS_CAPTION,
+    configuration_section,
+    describe_interval,
+)
 from foretoken.simulator.training.run.failures import FailureModel
 from foretoken.simulator.training.run.plan import model_failures
 
@@ -30,6 +34,8 @@ _NUM_INTERVALS = 61
 # How much more and less often machines could fail than said.
 _RATES = ((0.5, "failures half as often"), (1.0, "as said"), (2.0, "twice as often"))
 NEW_STEPS = "new steps"
+# A run by itself has no name.
+_THE_RUN = "the run"
 # What the expected days are spent on.
 COLORS = {
     NEW_STEPS: BLUE,
@@ -45,7 +51,7 @@ def training_run_sections(report: TrainingRunReport) -> list[Section]:
     request = schema.decode(TrainingRunRequest, json.loads(report.request_json))
     sections = [_overview(report, request)]
     if report.days > 0:
-        sections.append(_shares(report))
+        sections.append(_days({_THE_RUN: report}))
     if report.num_failures > 0:
         sections.append(_checkpoints(report, request))
     if any(size.days for size in report.sizes):
@@ -55,6 +61,16 @@ def training_run_sections(report: TrainingRunReport) -> list[Section]:
         table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
         sections.append(Section(title="Remarks", table=table))
     return with_echo([*sections, configuration_section(report.request_json)], report.echo)
+
+
+def training_run_charts(reports: Mapping[str, TrainingRunReport]) -> list[Section]:
+    """Return the days with their bounds, what they are spent on, and other numbers of devices."""
+    timed = {label: report for label, report in reports.items() if report.days > 0}
+    sections = [_days(timed)] if timed else []
+    if any(size.days for report in timed.values() for size in report.sizes):
+        pictures = _size_charts(timed)
+        sections.append(Section(title="More or fewer devices", pictures=pictures))
+    return sections
 
 
 def _overview(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
@@ -150,34 +166,35 @@ def days_by_use(report: TrainingRunReport) -> dict[str, float]:
     return {name: ratio * report.days for name, ratio in ratios.items() if ratio > 0}
 
 
-def lost_days(report: TrainingRunReport) -> dict[str, float]:
-    """Return the same without the steps that count."""
-    return {name: days for name, days in days_by_use(report).items() if name != NEW_STEPS}
-
-
-def _shares(report: TrainingRunReport) -> Section:
-    days, lost = days_by_use(report), lost_days(report)
-    pictures = days_charts({"the run": days}, {"lost": lost})
-    rows = [
-        (name, format_number(value), f"{value / report.days:.2%}") for name, value in days.items()
-    ]
-    table = DataTable(headers=("", "days", "share"), rows=rows)
-    return Section(title="Where the days go", pictures=pictures, table=table)
-
-
-def days_charts(
-    days: Mapping[str, Mapping[str, float]], lost: Mapping[str, Mapping[str, float]]
-) -> list[Chart]:
-    """Return the expected days by what they are spent on, and the same without steps that count."""
+def _days(reports: Mapping[str, TrainingRunReport]) -> Section:
+    """Return the days of runs by what they are spent on, all of them and those that are lost."""
+    days = {label: days_by_use(report) for label, report in reports.items()}
+    lost = {
+        label: {name: value for name, value in of_run.items() if name != NEW_STEPS}
+        for label, of_run in days.items()
+    }
     unit = Column(title="days")
+    charts = []
+    if len(reports) > 1:
+        bounds = {label: (r.days_low, r.days, r.days_high) for label, r in reports.items()}
+        plot = Plot(title="Expected days with their interval", caption=BOUNDS_CAPTION)
+        charts.append(draw_intervals(plot, bounds, Column.of(METRICS["days"])))
     caption = "The expected days by what they are spent on."
     plot = Plot(title="The expected days", caption=caption, colors=COLORS)
-    charts = [draw_parts(plot, days, unit)]
+    charts.append(draw_parts(plot, days, unit))
     if any(lost.values()):
         caption = "The same without the steps that count."
         plot = Plot(title="What is lost", caption=caption, colors=COLORS)
         charts.append(draw_parts(plot, lost, unit))
-    return charts
+    rows = [
+        (*([label] if len(reports) > 1 else []), name, format_number(value), f"{value / all_:.2%}")
+        for label, of_run in days.items()
+        for all_ in (reports[label].days,)
+        for name, value in of_run.items()
+    ]
+    named = ("run", "spent on") if len(reports) > 1 else ("",)
+    table = DataTable(headers=(*named, "days", "share"), rows=rows, text_columns=range(len(named)))
+    return Section(title="Where the days go", pictures=charts, table=table)
 
 
 def _checkpoints(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
@@ -230,35 +247,40 @@ def _goodput(model: FailureModel, report: TrainingRunReport, interval_s: float) 
 
 
 def _sizes(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
-    sizes = [size for size in report.sizes if size.days]
     target = request.target_days
     rules = [Rule("y", target, f"{target:g} days")] if target else []
     return Section(
         title="More or fewer devices",
         intro=_describe_target(report, request),
-        pictures=size_charts({"the run": sizes}, rules),
+        pictures=_size_charts({_THE_RUN: report}, rules),
         table=_size_table(report, request),
     )
 
 
-def size_charts(runs: Mapping[str, Sequence[RunSize]], rules: Sequence[Rule] = ()) -> list[Chart]:
+def _size_charts(
+    reports: Mapping[str, TrainingRunReport], rules: Sequence[Rule] = ()
+) -> list[Chart]:
     """Return days, and cost where it is known, over the number of devices, by run."""
     caption = "The same batch over more replicas: each does less between sums of gradients."
-    x = Column(title="devices")
-    days = [
-        Curve(label=label, x=[s.num_devices for s in sizes], y=[s.days for s in sizes])
-        for label, sizes in runs.items()
-    ]
-    plot = Plot(title="Days by devices", caption=caption, rules=rules)
-    charts = [draw_curves(plot, days, x=x, y=Column(title="days"))]
-    cost = [
-        Curve(label=label, x=[s.num_devices for s in sizes], y=[s.usd for s in sizes])
-        for label, sizes in runs.items()
-        if any(size.usd for size in sizes)
-    ]
-    if cost:
-        plot = Plot(title="Cost by devices", caption=caption)
-        charts.append(draw_curves(plot, cost, x=x, y=Column(title="USD")))
+    sizes = {
+        label: sorted((size for size in r.sizes if size.days), key=lambda size: size.num_devices)
+        for label, r in reports.items()
+    }
+    charts = []
+    for title, name, marked in (("Days", "days", rules), ("Cost", "usd", ())):
+        curves = [
+            Curve(
+                label=label,
+                x=[size.num_devices for size in of_run],
+                y=[getattr(size, name) for size in of_run],
+            )
+            for label, of_run in sizes.items()
+            if any(getattr(size, name) for size in of_run)
+        ]
+        if curves:
+            plot = Plot(title=f"{title} by devices", caption=caption, rules=marked)
+            y = Column(title=name.upper() if name == "usd" else name)
+            charts.append(draw_curves(plot, curves, x=Column(title="devices"), y=y))
     return charts
 
 

@@ -1,18 +1,15 @@
 """The part of a training search's page about what was simulated event by event."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from foretoken.domain.metrics.number_text import describe_step, format_number
+from foretoken.domain.metrics.number_text import describe_step
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import StrategyFinalist
-from foretoken.domain.results.training_report import StageMemory
-from foretoken.domain.units import GIB
 from foretoken.page.block import Chart, Column
-from foretoken.page.chart import BLUE, GREEN, GREY, VERMILION, Plot, Rule
+from foretoken.page.chart import BLUE, GREEN, GREY, VERMILION, Plot
 from foretoken.page.curve import draw_parts
 from foretoken.page.section import Cell, DataTable, Section
-from foretoken.simulator.report.palette import OF_MEMORY
-from foretoken.simulator.report.training_detail import parts_gib
+from foretoken.simulator.report.stage_memory import fullest_of, memory_chart
 from foretoken.simulator.report.training_search_rows import (
     STEP_PARTS,
     closed_form_error,
@@ -85,34 +82,8 @@ def _steps(finalists: Sequence[StrategyFinalist]) -> Chart:
 
 def _memory(finalists: Sequence[StrategyFinalist]) -> Chart:
     fullest = {
-        finalist.name: min(finalist.report.memory, key=lambda stage: stage.margin_bytes)
+        finalist.name: fullest_of(finalist.report.memory)
         for finalist in finalists
         if finalist.report.memory
     }
-    sizes = {stage.device_bytes / GIB for stage in fullest.values() if stage.device_bytes}
-    caption = (
-        "What tensors occupy by kind; held besides is what the allocator, the driver and"
-        " communicators take of the device for it."
-    )
-    plot = Plot(
-        title="Fullest device of each, at its peak",
-        caption=caption,
-        colors={**OF_MEMORY, "held besides": GREY},
-        rules=device_rules(sizes),
-    )
-    rows = {name: _held_gib(stage) for name, stage in fullest.items()}
-    return draw_parts(plot, rows, Column(title="GiB"))
-
-
-def device_rules(sizes_gib: Collection[float]) -> list[Rule]:
-    """Return the mark of the memory of a device, where all have the same."""
-    sizes = set(sizes_gib) - {0.0}
-    if len(sizes) != 1:
-        return []
-    size = sizes.pop()
-    return [Rule("x", size, f"device: {format_number(size)} GiB")]
-
-
-def _held_gib(stage: StageMemory) -> Mapping[str, float]:
-    besides = max(stage.reserved_bytes + stage.headroom_bytes - stage.total_bytes, 0.0) / GIB
-    return {**parts_gib(stage), "held besides": besides}
+    return memory_chart(fullest, "Fullest device of each, at its peak")

@@ -15,6 +15,7 @@ from foretoken.simulator.report import training_detail as detail
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.provenance import configuration_section, describe_interval
 from foretoken.simulator.report.rank_traffic import traffic_section
+from foretoken.simulator.report.stage_memory import parts_section
 from foretoken.simulator.report.training_remarks import list_remarks
 
 # What a page says of the configuration before the whole scenario, by its keys.
@@ -38,16 +39,12 @@ _DEFAULTS: Mapping[str, Any] = {
 
 def training_sections(report: TrainingReport) -> list[Section]:
     """Return overview, pipeline, time, memory, components and configuration of a step."""
-    sections = [_overview(report)]
-    if report.step_time_ms > 0:
-        if len(report.spans.kind):
-            sections.append(detail.pipeline(report))
-        sections.append(detail.time(report))
+    sections = [_overview(report), *detail.step_sections({"": report})]
+    if report.memory:
+        sections.append(parts_section(report.memory))
     traffic = traffic_section(report)
     if traffic is not None:
         sections.append(traffic)
-    if report.memory:
-        sections += [detail.memory(report), detail.memory_parts(report.memory)]
     if report.components:
         sections.append(detail.components(report))
     remarks = list_remarks(report)
