@@ -16,8 +16,8 @@ from foretoken.domain.requests.training_search import StrategyColumns
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport
 from foretoken.simulator.report.compare_runs import name_runs
-from foretoken.simulator.report.compare_serving import resample
 from foretoken.simulator.report.page import compare_sections, render_page
+from foretoken.simulator.report.serving_timeline import resample
 
 _HOSTILE = ' <b>&"$x$'
 # Pictures of each kind by their titles, and of what their sections are called.
@@ -34,6 +34,7 @@ _EXPECTED = {
     "serving": (
         *("TTFT", "ITL", "end-to-end latency"),
         *("output tokens/s", "All steps of all engines", "Over time"),
+        *("Mean serving step", "What the times rest on", "arrived requests/s"),
     ),
     "capacity": ("Highest rate that meets the targets", "TTFT p99", "Load and latency"),
     "search": (

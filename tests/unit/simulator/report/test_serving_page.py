@@ -17,7 +17,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.simulator.report.page import render_page, serving_sections
-from foretoken.simulator.report.serving_detail import distributions, timeline
+from foretoken.simulator.report.serving_detail import distributions
+from foretoken.simulator.report.serving_timeline import timeline
 from foretoken.simulator.report.serving_waterfall import waterfall
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.step_cost import StepAccount
@@ -131,7 +132,7 @@ def test_without_prices_there_is_no_word_of_them() -> None:
 
 def test_objectives_are_drawn_where_they_are() -> None:
     """Of requests without a class: time to first token and time per output token."""
-    section = distributions([_build(20)])
+    section = distributions({"20": _build(20)}, ["#000000"])
     assert ["TTFT, distribution", "TPOT, distribution"] == [
         chart.title for chart in drawn(section.pictures) if marked(chart) == ["SLO"]
     ]
@@ -145,7 +146,7 @@ def test_a_long_series_is_drawn_in_fewer_steps_of_the_same_area() -> None:
         **{name: ones for name in SeriesColumns.__dataclass_fields__ if name != "start_s"},
         start_s=np.arange(num, dtype=np.float64),
     )
-    section = timeline(replace(report, series=series))
+    section = timeline({"": replace(report, series=series)})
     assert "Every step of a curve is 3 s" in section.intro
     requests, *_ = drawn(section.pictures)
     # Of two curves, with the end of the last interval.

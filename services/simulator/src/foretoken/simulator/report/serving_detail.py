@@ -1,12 +1,10 @@
-"""The sections of a serving page beyond one figure per load: distributions, time line, memory."""
+"""The sections of a serving page beyond one figure per load: distributions, steps, memory."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from foretoken.domain.metrics.metric import SHARE, Metric, title_of
 from foretoken.domain.metrics.number_text import format_number
@@ -18,22 +16,20 @@ from foretoken.domain.results.report import (
     ClassReport,
     Histogram,
     Percentiles,
-    SeriesColumns,
     ServingReport,
     ServingStageMemory,
 )
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.page.block import Chart, Column, Table
-from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Plot, Rule
+from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_parts
 from foretoken.page.section import Cell, DataTable, Section
-from foretoken.simulator.report.palette import OF_SERVING_MEMORY, colors_of_loads
+from foretoken.simulator.report.palette import OF_SERVING_MEMORY
 from foretoken.simulator.serving.metrics import instants_of_columns, measure
 
-Floats = NDArray[np.float64]
+# Runs by their loads, or by what else distinguishes them.
+Reports = Mapping[str, ServingReport]
 
-# A picture of more steps shows no more and makes the page large.
-_MAX_INTERVALS = 600
 # Latencies that have a picture of their distribution.
 DISTRIBUTIONS = tuple(metric.on_page() for metric in LIMITED.values())
 _REFUSALS = {
@@ -44,17 +40,7 @@ _REFUSALS = {
 }
 
 
-def distributions(reports: Sequence[ServingReport]) -> Section:
-    """Return the cumulative distributions of the latencies, with the objectives that all share."""
-    colors = colors_of_loads(len(reports))
-    labelled = {
-        describe_load(report): (report, color)
-        for report, color in zip(reports, colors, strict=True)
-    }
-    return Section(title="Distributions", pictures=cumulative_charts(labelled))
-
-
-def cumulative_charts(reports: Mapping[str, tuple[ServingReport, str]]) -> list[Chart]:
+def distributions(reports: Reports, colors: Sequence[str]) -> Section:
     """Return the shares of requests at or below a latency, a line for each report and its colour.
 
     An objective is marked where all have it.
@@ -68,10 +54,10 @@ def cumulative_charts(reports: Mapping[str, tuple[ServingReport, str]]) -> list[
     for metric in DISTRIBUTIONS:
         curves = [
             Curve(label=label, x=values, y=[p / 100 for p in ITL_QUANTILES], color=color)
-            for label, (report, color) in reports.items()
-            if (values := latency_quantiles(report, metric))
+            for (label, report), color in zip(reports.items(), colors, strict=True)
+            if (values := _latency_quantiles(report, metric))
         ]
-        limits = {slo_limits(report).get(metric.name, 0.0) for report, _ in reports.values()}
+        limits = {_slo_limits(report).get(metric.name, 0.0) for report in reports.values()}
         # A limit that is not that of all would be read as theirs.
         limit_ms = limits.pop() if len(limits) == 1 else 0.0
         rules = [Rule("x", limit_ms / metric.scale, "SLO")] if limit_ms else []
@@ -79,10 +65,10 @@ def cumulative_charts(reports: Mapping[str, tuple[ServingReport, str]]) -> list[
             plot = Plot(title=f"{metric.label}, distribution", caption=caption, rules=rules)
             share = Column(title="share of all", name="share", unit=SHARE)
             charts.append(draw_curves(plot, curves, x=Column.of(metric), y=share))
-    return charts
+    return Section(title="Distributions", pictures=charts)
 
 
-def latency_quantiles(report: ServingReport, metric: Metric) -> list[float]:
+def _latency_quantiles(report: ServingReport, metric: Metric) -> list[float]:
     """Return a latency at `ITL_QUANTILES` in the metric's unit; empty where it is not known."""
     if metric.name == "itl_ms":
         return [metric.in_unit(value) for value in report.itl_ms_quantiles]
@@ -90,95 +76,10 @@ def latency_quantiles(report: ServingReport, metric: Metric) -> list[float]:
     return np.percentile(values, ITL_QUANTILES).tolist() if len(values) else []
 
 
-def slo_limits(report: ServingReport) -> Mapping[str, float]:
+def _slo_limits(report: ServingReport) -> Mapping[str, float]:
     """Return the objectives in ms of requests without a class, by latency; 0 is none."""
     scenario = json.loads(report.scenario_json) if report.scenario_json else {}
     return {name: value or 0.0 for name, value in scenario.get("slo", {}).items()}
-
-
-def timeline(report: ServingReport) -> Section:
-    """Return a run second by second."""
-    times_s, width_s, columns = thin_series(report.series)
-    intro = (
-        f"At {describe_load(report)}. Every step of a curve is {format_number(width_s)} s: sums of"
-        " what happened in it, means of what stood. Requests and blocks are those of all replicas."
-    )
-    starts = [*times_s.tolist(), times_s[-1] + width_s]
-    charts = []
-    for track in _TRACKS:
-        if track.is_left_out(report, columns):
-            continue
-        curves = []
-        for label, name, color in track.lines:
-            values = (columns[name] / (width_s if track.is_rate else 1.0)).tolist()
-            # The last interval is drawn to its end.
-            curves.append(Curve(label=label, x=starts, y=[*values, values[-1]], color=color))
-        plot = Plot(title=track.title, height=TRACK_HEIGHT)
-        y = Column(title=track.title, name="value", unit=track.unit)
-        charts.append(draw_curves(plot, curves, x=TIME_S, y=y, is_step=True))
-    return Section(title="Over time", intro=intro, pictures=charts)
-
-
-TIME_S = Column(title="time (s)", name="time_s")
-TRACK_HEIGHT = 120
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Track:
-    """Columns of a series over time: (label, column, colour); a rate is of what is counted."""
-
-    title: str
-    lines: Sequence[tuple[str, str, str]]
-    unit: str = ""
-    is_rate: bool = False
-    needs: str = ""
-
-    def is_left_out(self, report: ServingReport, columns: Mapping[str, Floats]) -> bool:
-        """Whether there is nothing to see: a column that never changes, no power known."""
-        if self.needs == "power":
-            return report.power_w_mean <= 0
-        column = columns[self.needs] if self.needs else None
-        return column is not None and bool(column.max() <= column.min())
-
-
-_TRACKS = (
-    _Track(
-        title="requests/s",
-        lines=[("arrived", "num_arrivals", GREY), ("completed", "num_completions", BLUE)],
-        is_rate=True,
-    ),
-    _Track(
-        title="requests",
-        lines=[("running", "running_mean", GREEN), ("waiting", "waiting_mean", VERMILION)],
-    ),
-    _Track(
-        title="tokens/s",
-        lines=[("prompts", "num_prefill_tokens", ORANGE), ("output", "num_output_tokens", BLUE)],
-        is_rate=True,
-    ),
-    _Track(title="batch size", lines=[("", "batch_size_mean", SKY)]),
-    *(
-        _Track(title=METRICS[name].label, lines=[("", name, color)], unit=SHARE)
-        for name, color in (("kv_utilization_ratio", PURPLE), ("utilization_ratio", GREEN))
-    ),
-    _Track(title="replicas", lines=[("", "replicas_mean", BLUE)], needs="replicas_mean"),
-    _Track(title="power (W)", lines=[("", "power_w", ORANGE)], needs="power"),
-)
-
-
-def thin_series(series: SeriesColumns) -> tuple[Floats, float, dict[str, Floats]]:
-    """Return a series in intervals that can be drawn: their starts, width in s, and columns."""
-    starts = np.asarray(series.start_s, dtype=np.float64)
-    width_s = float(starts[1] - starts[0]) if len(starts) > 1 else 1.0
-    size = -(-len(starts) // _MAX_INTERVALS)
-    firsts = np.arange(0, len(starts), size)
-    lengths = np.diff(firsts, append=len(starts))
-    columns = {}
-    for name in series.__dataclass_fields__:
-        sums = np.add.reduceat(np.asarray(getattr(series, name), dtype=np.float64), firsts)
-        # Counts are of a whole interval, of which the last may be shorter.
-        columns[name] = sums * size / lengths if name.startswith("num_") else sums / lengths
-    return starts[firsts], width_s * size, columns
 
 
 def batches(report: ServingReport) -> Section:
@@ -270,10 +171,10 @@ def _parts_gib(stage: ServingStageMemory) -> dict[str, float]:
 _OF_CLASSES = tuple(LIMITED[name].on_page() for name in ("ttft_ms", "tpot_ms", "e2e_latency_ms"))
 
 
-def classes(reports: Sequence[ServingReport]) -> Section:
-    """Return how the classes of requests fared at each load."""
+def classes(reports: Reports, what: str) -> Section:
+    """Return how the classes of requests fared; `what` the labels of reports are, `load`."""
     headers = (
-        "load",
+        what,
         "class",
         "requests",
         METRICS["slo_attainment_ratio"].label,
@@ -282,14 +183,14 @@ def classes(reports: Sequence[ServingReport]) -> Section:
     )
     rows = [
         (
-            describe_load(report),
+            label,
             item.name or "no class",
             f"{item.num_requests:,}",
             _attainment(item),
             format_number(item.goodput_rps),
             *(_pair(metric, metric.value(item)) for metric in _OF_CLASSES),
         )
-        for report in reports
+        for label, report in reports.items()
         for item in report.classes
     ]
     return Section(
@@ -309,23 +210,23 @@ def _attainment(item: ClassReport) -> str | Cell:
 _LOW_ATTAINMENT = 0.9
 
 
-def refusals(reports: Sequence[ServingReport]) -> Section:
+def refusals(reports: Reports, what: str) -> Section:
     """Return which requests the engines would not take, and why."""
     rows = [
         (
-            describe_load(report),
+            label,
             f"{count:,}",
             f"{count / report.num_requests:.1%}",
             _REFUSALS.get(reason, reason),
         )
-        for report in reports
+        for label, report in reports.items()
         for reason, count in report.num_refused_by_reason.items()
     ]
     return Section(
         title="Requests that were not served",
         intro="They count as requests that miss their objectives.",
         table=DataTable(
-            headers=("load", "requests", "share", "reason"), rows=rows, text_columns=(3,)
+            headers=(what, "requests", "share", "reason"), rows=rows, text_columns=(3,)
         ),
     )
 

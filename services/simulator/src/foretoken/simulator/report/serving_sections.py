@@ -1,6 +1,6 @@
 """The sections of a page about a serving deployment under one or more loads."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from foretoken.domain.metrics.metric import STATISTICS
 from foretoken.domain.metrics.number_text import format_number
@@ -10,17 +10,18 @@ from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.block import Column
-from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, VERMILION, Plot
-from foretoken.page.curve import Curve, draw_curves, draw_parts
+from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, Plot
+from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.palette import color_of_group, label_of_group
+from foretoken.simulator.report.palette import colors_of_loads, groups_chart
 from foretoken.simulator.report.provenance import (
     configuration_section,
     provenance_chart,
 )
 from foretoken.simulator.report.serving_cluster import cluster_sections
+from foretoken.simulator.report.serving_timeline import timeline
 from foretoken.simulator.report.serving_waterfall import waterfall
 
 _LOAD = Column(title="offered load (requests/s)", name="offered_rps")
@@ -39,10 +40,11 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
     if len(served) > 1:
         sections += [_latency_by_load(served), _throughput_by_load(served)]
     if not served and any(report.num_refused_by_reason for report in ordered):
-        sections.append(detail.refusals(ordered))
+        sections.append(detail.refusals(_by_load(ordered), "load"))
     if served:
-        labels = [describe_load(report) for report in served]
-        sections += [_totals(served, labels), *_details(served), *_heaviest(served[-1])]
+        loads = _by_load(served)
+        sections += [_totals(served, list(loads)), *_details(loads, "load")]
+        sections += _heaviest(served[-1])
     if notes := dict.fromkeys(note for report in ordered for note in report.notes):
         rows = [(note,) for note in notes]
         table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
@@ -52,19 +54,34 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
     return with_echo(sections, *(report.echo for report in reports))
 
 
-def _details(served: Sequence[ServingReport]) -> list[Section]:
+def serving_charts(reports: Mapping[str, ServingReport]) -> list[Section]:
+    """Return what several deployments did, by label: latencies, over time, where steps spend it."""
+    served = {label: report for label, report in reports.items() if report.num_completed}
+    if not served:
+        return []
+    sections = _details(served, "run")
+    timed = {label: report for label, report in served.items() if len(report.series.start_s)}
+    return [*sections, timeline(timed)] if timed else sections
+
+
+def _by_load(reports: Sequence[ServingReport]) -> Mapping[str, ServingReport]:
+    return {describe_load(report): report for report in reports}
+
+
+def _details(reports: Mapping[str, ServingReport], what: str) -> list[Section]:
     sections = []
-    if any(report.classes for report in served):
-        sections.append(detail.classes(served))
-    if any(report.num_refused_by_reason for report in served):
-        sections.append(detail.refusals(served))
-    return [*sections, detail.distributions(served), _time(served)]
+    if any(report.classes for report in reports.values()):
+        sections.append(detail.classes(reports, what))
+    if any(report.num_refused_by_reason for report in reports.values()):
+        sections.append(detail.refusals(reports, what))
+    colors = colors_of_loads(len(reports)) if what == "load" else SERIES[: len(reports)]
+    return [*sections, detail.distributions(reports, colors), _time(reports, what)]
 
 
 def _heaviest(report: ServingReport) -> list[Section]:
     sections = [_percentiles(report, describe_load(report))]
     if len(report.series.start_s):
-        sections.append(detail.timeline(report))
+        sections.append(timeline({"": report}))
     sections += waterfall(report)
     if report.batch_size_histogram.shares:
         sections.append(detail.batches(report))
@@ -239,24 +256,22 @@ def _throughput_by_load(reports: Sequence[ServingReport]) -> Section:
     return Section(title="Throughput and goodput", pictures=(requests, output))
 
 
-def _time(reports: Sequence[ServingReport]) -> Section:
-    rows = {
-        describe_load(report): {
-            label_of_group(group): time_s * MS_PER_S / report.num_serving_steps
+def _time(reports: Mapping[str, ServingReport], what: str) -> Section:
+    steps_ms = {
+        label: {
+            group: time_s * MS_PER_S / report.num_serving_steps
             for group, time_s in report.step_time_s_by_group.items()
         }
-        for report in reports
+        for label, report in reports.items()
         if report.num_serving_steps
     }
-    totals = {
-        group: sum(report.step_time_s_by_group.get(group, 0.0) for report in reports)
-        for report in reports
-        for group in report.step_time_s_by_group
-    }
-    ranked = sorted(totals, key=lambda group: -totals[group])
-    colors = {label_of_group(group): color_of_group(group) for group in ranked}
-    caption = "The mean step at each load, by what its operators do."
-    plot = Plot(title="Mean serving step", caption=caption, colors=colors)
-    step = draw_parts(plot, rows, Column(title="time (ms)", name="time_ms"))
-    shares = {describe_load(r): r.step_time_ratio_by_provenance for r in reports}
-    return Section(title="Where the time goes", pictures=(step, provenance_chart(shares)))
+    caption = f"The mean step of each {what}, by what its operators do."
+    time_ms = Column(title="time (ms)", name="time_ms")
+    pictures = [groups_chart("Mean serving step", steps_ms, time_ms, caption)]
+    times_s = {label: report.step_time_s_by_group for label, report in reports.items()}
+    if len(reports) > 1:
+        caption = "What the engines were busy with, by what operators do."
+        whole = Column(title="time (s)", name="time_s")
+        pictures.append(groups_chart("All steps of all engines", times_s, whole, caption))
+    shares = {label: report.step_time_ratio_by_provenance for label, report in reports.items()}
+    return Section(title="Where the time goes", pictures=[*pictures, provenance_chart(shares)])

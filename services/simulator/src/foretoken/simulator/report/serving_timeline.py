@@ -1,0 +1,177 @@
+"""Serving runs over time: what arrives, waits, runs and leaves in every interval."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from foretoken.domain.metrics.metric import SHARE
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.metrics.serving import describe_load
+from foretoken.domain.results.report import ServingReport
+from foretoken.page.block import Chart, Column
+from foretoken.page.chart import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SERIES,
+    SKY,
+    VERMILION,
+    Plot,
+)
+from foretoken.page.curve import Curve, draw_curves
+from foretoken.page.section import Section
+from foretoken.simulator.grid import Floats
+
+Reports = Mapping[str, ServingReport]
+
+# Pictures of more intervals, of all runs together, show no more and make the page large.
+_MAX_INTERVALS = 600
+# What the last digits of sums of seconds may add.
+_ROUNDING = 1e-9
+_TIME_S = Column(title="time (s)", name="time_s")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Track:
+    """Columns of a series over time: (label, column, colour); a rate is of what is counted."""
+
+    title: str
+    lines: Sequence[tuple[str, str, str]]
+    unit: str = ""
+    is_rate: bool = False
+    needs: str = ""
+
+    def is_left_out(self, reports: Reports) -> bool:
+        """Whether there is nothing to see: a column that never changes, no power known."""
+        if self.needs == "power":
+            return all(report.power_w_mean <= 0 for report in reports.values())
+        columns = [getattr(r.series, self.needs) for r in reports.values() if self.needs]
+        return bool(columns) and all(max(column) <= min(column) for column in columns)
+
+
+_TRACKS = (
+    _Track(
+        title="requests/s",
+        lines=[("arrived", "num_arrivals", GREY), ("completed", "num_completions", BLUE)],
+        is_rate=True,
+    ),
+    _Track(
+        title="requests",
+        lines=[("running", "running_mean", GREEN), ("waiting", "waiting_mean", VERMILION)],
+    ),
+    _Track(
+        title="tokens/s",
+        lines=[("prompt", "num_prefill_tokens", ORANGE), ("output", "num_output_tokens", BLUE)],
+        is_rate=True,
+    ),
+    _Track(title="batch size", lines=[("", "batch_size_mean", SKY)]),
+    *(
+        _Track(title=METRICS[name].label, lines=[("", name, color)], unit=SHARE)
+        for name, color in (("kv_utilization_ratio", PURPLE), ("utilization_ratio", GREEN))
+    ),
+    _Track(title="replicas", lines=[("", "replicas_mean", BLUE)], needs="replicas_mean"),
+    _Track(title="power (W)", lines=[("", "power_w", ORANGE)], needs="power"),
+)
+
+
+def timeline(reports: Reports) -> Section:
+    """Return a run second by second, or several in common intervals, a line for each."""
+    width_s = _interval_s(list(reports.values()))
+    end_s = max(_end_s(report) for report in reports.values())
+    edges = np.arange(0.0, end_s + width_s, width_s)
+    tracks = [track for track in _TRACKS if not track.is_left_out(reports)]
+    if len(reports) > 1:
+        charts = [chart for track in tracks for chart in _draw_runs(track, reports, edges)]
+        what = "All replicas together."
+        more = " A curve ends with its run."
+    else:
+        (report,) = reports.values()
+        charts = [_draw_run(track, report, edges) for track in tracks]
+        what, more = f"At {describe_load(report)}.", ""
+    intro = (
+        f"{what} Every step of a curve is {format_number(width_s)} s: sums of what happened in it,"
+        f" means of what stood. Requests and blocks are those of all replicas.{more}"
+    )
+    return Section(title="Over time", intro=intro, pictures=charts)
+
+
+def _draw_run(track: _Track, report: ServingReport, edges: Floats) -> Chart:
+    """Return the lines of a track of one run."""
+    curves = [
+        _curve(track, label, report, column, color, edges) for label, column, color in track.lines
+    ]
+    return _draw(track, track.title, curves)
+
+
+def _draw_runs(track: _Track, reports: Reports, edges: Floats) -> list[Chart]:
+    """Return a chart for each line of a track, with all runs in it."""
+    colors = dict(zip(reports, SERIES, strict=False))
+    return [
+        _draw(
+            track,
+            f"{line} {track.title}".strip(),
+            [
+                _curve(track, label, report, column, colors[label], edges)
+                for label, report in reports.items()
+            ],
+        )
+        for line, column, _ in track.lines
+    ]
+
+
+def _draw(track: _Track, title: str, curves: Sequence[Curve]) -> Chart:
+    plot = Plot(title=title, height=120)
+    value = Column(title=title, name="value", unit=track.unit)
+    return draw_curves(plot, curves, x=_TIME_S, y=value, is_step=True)
+
+
+def _curve(
+    track: _Track, label: str, report: ServingReport, column: str, color: str, edges: Floats
+) -> Curve:
+    width_s = float(edges[1] - edges[0])
+    values = resample(report, column, edges) / (width_s if track.is_rate else 1.0)
+    # A curve ends with its run; the last interval is drawn to its end.
+    kept = values[np.isfinite(values)]
+    x = edges[: len(kept) + 1].tolist()
+    return Curve(label=label, x=x, y=[*kept.tolist(), float(kept[-1])], color=color)
+
+
+def _interval_s(reports: Sequence[ServingReport]) -> float:
+    """Return the width of intervals that all runs can be drawn in: a multiple of the widest's."""
+    widest_s = max(_width_s(report) for report in reports)
+    longest_s = max(_end_s(report) for report in reports)
+    most = _MAX_INTERVALS // len(reports)
+    return widest_s * max(ceil(longest_s / (widest_s * most) - _ROUNDING), 1)
+
+
+def _width_s(report: ServingReport) -> float:
+    starts = report.series.start_s
+    return float(starts[1] - starts[0]) if len(starts) > 1 else 1.0
+
+
+def _end_s(report: ServingReport) -> float:
+    return float(report.series.start_s[-1]) + _width_s(report)
+
+
+def resample(report: ServingReport, column: str, edges: Floats) -> Floats:
+    """Return sums of a count, means of what else a column has, between edges; NaN after the run.
+
+    An interval of the run counts where its middle is. Where a run ends between two edges its
+    counts are those of so much time as the others have.
+    """
+    starts = np.asarray(report.series.start_s, dtype=np.float64)
+    values = np.asarray(getattr(report.series, column), dtype=np.float64)
+    middles = starts + _width_s(report) / 2
+    places = np.searchsorted(edges, middles, side="right") - 1
+    num_bins = len(edges) - 1
+    sums = np.bincount(places, weights=values, minlength=num_bins)
+    counts = np.bincount(places, minlength=num_bins)
+    means = sums / np.maximum(counts, 1)
+    per_bin = np.round((edges[1] - edges[0]) / _width_s(report))
+    scaled = means * per_bin if column.startswith("num_") else means
+    return np.where(counts > 0, scaled, np.nan)
