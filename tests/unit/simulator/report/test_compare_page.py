@@ -39,11 +39,11 @@ _EXPECTED = {
     "capacity": ("Highest rate that meets the targets", "TTFT p99", "Load and latency"),
     "search": (
         *("Throughput of a GPU against speed for a user", "Cost against latency"),
-        *("Best candidates", "rank in B", "Steps of all engines"),
+        *("Best candidates", "rank in B", "Steps of all engines", "Simulated request by request"),
     ),
     "training-search": (
         *("Throughput against free memory", "Throughput of the cluster against cost"),
-        *("Best candidates", "rank in B", "Critical stage, one step"),
+        *("Best candidates", "rank in B", "Critical stage, one step", "Fullest device of each"),
     ),
 }
 
@@ -119,7 +119,7 @@ def test_searches_that_found_nothing_have_no_fronts() -> None:
 
 def test_searches_that_simulated_nothing_have_no_such_section() -> None:
     report = replace(build_training_search(), finalists=())
-    assert "The best, simulated" not in parse_page(_page([report, report])).text
+    assert "Simulated event by event" not in parse_page(_page([report, report])).text
 
 
 def test_a_deployment_that_served_nothing_is_set_beside_others() -> None:

@@ -19,7 +19,6 @@ from foretoken.simulator.report.search_candidates import (
     candidate_rows,
     curve_of,
     describe_batch,
-    describe_rank,
     describe_replicas,
     missed_outcomes,
     qualified_rows,
@@ -137,7 +136,7 @@ def test_each_candidate_with_figures_is_a_mark_with_its_details(pages: dict[str,
         details = told[row["name"]]
         assert row["tps_per_user"] == details["tps_per_user"]
         assert row["output_throughput_tps_per_gpu"] == details["output_throughput_tps_per_gpu"]
-        assert (describe_rank(row, rows) if row["rank"] else "") == details["rank"]
+        assert row["place"] == details["rank"]
         assert describe_batch(row) == details["batch"]
         assert row["reason"] in details["why_not"]
 
@@ -145,7 +144,8 @@ def test_each_candidate_with_figures_is_a_mark_with_its_details(pages: dict[str,
 def test_nothing_qualifies_is_said_and_the_reasons_stay() -> None:
     report = build_search()
     rows = [row for row in candidate_rows(report.candidates) if row["rank"] == 0]
-    left = CandidateColumns(**{name: [row[name] for row in rows] for name in rows[0]})
+    names = CandidateColumns.__dataclass_fields__
+    left = CandidateColumns(**{name: [row[name] for row in rows] for name in names})
     empty = replace(report, candidates=left, finalists=(), sensitivities=(), best="", ties=())
     sections = search_sections(empty)
     assert "No deployment of this space meets the targets" in sections[0].warning
@@ -181,11 +181,9 @@ def test_replicas_and_batches_name_prefill_first() -> None:
 
 
 def test_equal_ranks_are_marked_as_ties_and_come_in_order() -> None:
-    rows = [{"rank": 1}, {"rank": 1}, {"rank": 3}]
-    assert ["=1", "=1", "3"] == [describe_rank(row, rows) for row in rows]
     columns = CandidateColumns(name=("a", "b", "c", "d"), rank=(3, 0, 1, 1))
-    assert [("c", 1), ("d", 1), ("a", 3)] == [
-        (row["name"], row["rank"]) for row in qualified_rows(columns)
+    assert [("c", "=1"), ("d", "=1"), ("a", "3")] == [
+        (row["name"], row["place"]) for row in qualified_rows(columns)
     ]
 
 

@@ -27,7 +27,6 @@ from foretoken.simulator.report.training_search_rows import (
     closed_form_error,
     describe_choices,
     describe_devices,
-    describe_place,
     describe_search,
     describe_verdict,
     find_best,
@@ -232,7 +231,7 @@ def test_the_best_is_what_the_simulation_says() -> None:
         request_json='{"objective": "step_time"}',
     )
     rows = report_rows(report)
-    assert ["=1", "=2", "3"] == [describe_place(row) for row in rows]
+    assert ["=1", "=2", "3"] == [row["place"] for row in rows]
     best = find_best(report, rows)
     assert (best["name"], other_ties(report, best)) == ("b", ["a"])
     assert find_best(TrainingSearchReport(), rows)["name"] == "a"
@@ -311,6 +310,8 @@ def test_colours_tell_clusters_apart_while_they_are_few() -> None:
             rank=range(1, num_clusters + 1),
             device=[f"d{place % num_devices}" for place in range(num_clusters)],
             num_devices=[8 * (place + 1) for place in range(num_clusters)],
+            margin_bytes=[2.0**30] * num_clusters,
+            tokens_per_s_per_gpu=[1000.0] * num_clusters,
         )
         rows = report_rows(TrainingSearchReport(candidates=columns))
         (chart,) = drawn(fronts_section(rows, num_clusters).pictures)

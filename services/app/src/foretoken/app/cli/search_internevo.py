@@ -39,7 +39,6 @@ from foretoken.simulator.report.internevo_comparison import (
 )
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
-    describe_place,
     describe_search,
     describe_verdict,
     report_rows,
@@ -241,8 +240,7 @@ def _answer(title: str, report: TrainingSearchReport, rows: Sequence[Row], top: 
 def _ranking(title: str, rows: Sequence[Row]) -> Table:
     columns = ("rank", *_TERMS, *_figures(rows[0]))
     ranked = [
-        (describe_place(row), *_words(_terms(row).values()), *_figures(row).values())
-        for row in rows
+        (row["place"], *_words(_terms(row).values()), *_figures(row).values()) for row in rows
     ]
     return build_table(title, columns, ranked)
 

@@ -16,7 +16,6 @@ from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,
     candidate_rows,
-    describe_rank,
     describe_verdict,
     find_closest,
     latency_titles,
@@ -67,7 +66,7 @@ def _ranking(title: str, ranked: Sequence[Row], num_shown: int) -> Table:
 def _columns(ranked: Sequence[Row]) -> dict[str, _Column]:
     """Return the columns; the device and the price only where they tell rows apart."""
     columns: dict[str, _Column] = {
-        "rank": lambda row: describe_rank(row, ranked),
+        "rank": lambda row: row["place"],
         "deployment": lambda row: row["name"],
     }
     if len({row["device"] for row in ranked}) > 1:

@@ -21,7 +21,6 @@ from foretoken.simulator.report.training_search_rows import (
     describe_best_then,
     describe_bounds,
     describe_change,
-    describe_place,
     describe_same,
     describe_ties,
     describe_verdict,
@@ -87,7 +86,7 @@ def _ranking(title: str, rows: Sequence[Row], num_shown: int) -> Table:
 def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
     """Return the columns; the price and the layers of stages only where there are any."""
     columns: dict[str, _Column] = {
-        "rank": describe_place,
+        "rank": lambda row: row["place"],
         "strategy": lambda row: row["name"],
         **_figures(rows),
     }

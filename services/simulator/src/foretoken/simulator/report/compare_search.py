@@ -2,25 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.search import ServingSearchReport
-from foretoken.domain.requests.training_search import TrainingSearchReport
-from foretoken.domain.results.training_report import TrainingReport
-from foretoken.page.block import Chart, Column
+from foretoken.domain.requests.search import Finalist, ServingSearchReport
+from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report import search_fronts, training_search_fronts
-from foretoken.simulator.report.fronts import Front, Looks, front_chart
+from foretoken.simulator.report.fronts import Front, front_charts, thin_rows
 from foretoken.simulator.report.notation import explain_names
-from foretoken.simulator.report.palette import groups_chart
-from foretoken.simulator.report.search_candidates import (
-    Row,
-    candidate_rows,
-    describe_rank,
-    describe_verdict,
-)
-from foretoken.simulator.report.training_search_rows import strategy_rows
+from foretoken.simulator.report.search_candidates import Row, candidate_rows, describe_verdict
+from foretoken.simulator.report.search_finalists import finalist_sections
+from foretoken.simulator.report.training_search_finalists import finalists_section
+from foretoken.simulator.report.training_search_rows import report_rows
 
 SearchReport = ServingSearchReport | TrainingSearchReport
 Reports = Mapping[str, SearchReport]
@@ -30,66 +24,52 @@ _NUM_BEST = 10
 # More points of a search than this make a page slow to open; the rest are left out evenly.
 _MAX_POINTS = 1000
 _SEARCH = "_search"
+_Finalist = TypeVar("_Finalist", Finalist, StrategyFinalist)
 
 
 def search_charts(reports: Reports) -> list[Section]:
     """Return the fronts of searches of one kind, by label, and their best with their ranks."""
-    rows: Mapping[str, Sequence[Row]] = {label: _rows(report) for label, report in reports.items()}
-    is_serving = isinstance(next(iter(reports.values())), ServingSearchReport)
-    rows = rows if is_serving else name_alike(rows)
-    ranked = {label: _rank(found) for label, found in rows.items()}
-    throughput = "output_throughput_tps_per_gpu" if is_serving else "tokens_per_s_per_gpu"
-    fronts = search_fronts if is_serving else training_search_fronts
-    both = (
-        (search_fronts.USER, fronts.COST)
-        if is_serving
-        else (training_search_fronts.MEMORY, fronts.COST)
+    serving = {label: r for label, r in reports.items() if isinstance(r, ServingSearchReport)}
+    training = {label: r for label, r in reports.items() if isinstance(r, TrainingSearchReport)}
+    rows: Mapping[str, Sequence[Row]]
+    if serving:
+        of_kind, make_looks = search_fronts.FRONTS, search_fronts.make_looks
+        throughput = "output_throughput_tps_per_gpu"
+        rows = {label: candidate_rows(report.candidates) for label, report in serving.items()}
+    else:
+        of_kind, make_looks = training_search_fronts.FRONTS, training_search_fronts.make_looks
+        throughput = "tokens_per_s_per_gpu"
+        rows = name_alike({label: report_rows(report) for label, report in training.items()})
+    ranked = {
+        label: sorted((row for row in found if row["rank"] > 0), key=lambda row: row["rank"])
+        for label, found in rows.items()
+    }
+    drawn = [
+        {**row, _SEARCH: label}
+        for label, found in ranked.items()
+        for row in thin_rows(found, _names_on_fronts(found, of_kind), _MAX_POINTS)
+    ]
+    looks = replace(
+        make_looks(drawn),
+        group=lambda row: str(row[_SEARCH]),
+        labels={},
+        is_line_by_group=True,
     )
-    charts = [chart for front in both if (chart := _front(front, ranked))]
+    fronts = [replace(front, bounds=None) for front in of_kind]
     return [
         Section(
             title="Pareto fronts",
             intro="Every point is a candidate that qualifies, in the colour of its search; a line"
             " goes through those on the front of their search.",
-            pictures=charts,
+            pictures=front_charts(fronts, drawn, looks),
         ),
         _best(rows, ranked, throughput),
-        *_simulated(reports),
+        *_simulated(serving, training),
     ]
 
 
-def _rows(report: SearchReport) -> list[Row]:
-    if isinstance(report, ServingSearchReport):
-        return candidate_rows(report.candidates)
-    return strategy_rows(report.candidates)
-
-
-def _rank(rows: Sequence[Row]) -> list[Row]:
-    return sorted((row for row in rows if row["rank"] > 0), key=lambda row: row["rank"])
-
-
-def _front(front: Front, ranked: Mapping[str, Sequence[Row]]) -> Chart | None:
-    """Return the chart of a front of all searches; None where nothing has its metrics."""
-    drawn = [
-        {**row, _SEARCH: label}
-        for label, rows in ranked.items()
-        for row in _thin([row for row in rows if row[front.x] > 0 and row[front.y] > 0], front)
-    ]
-    if not drawn:
-        return None
-    looks = Looks(
-        group=lambda row: str(row[_SEARCH]),
-        words={"rank": lambda row: describe_rank(row, ranked[row[_SEARCH]])},
-        labels={},
-        is_line_by_group=True,
-    )
-    return front_chart(replace(front, bounds=None), drawn, looks)
-
-
-def _thin(rows: Sequence[Row], front: Front) -> list[Row]:
-    others = [row for row in rows if not row[front.column]]
-    step = -(-len(others) // _MAX_POINTS) or 1
-    return [*others[::step], *(row for row in rows if row[front.column])]
+def _names_on_fronts(rows: Sequence[Row], fronts: Sequence[Front]) -> set[str]:
+    return {row["name"] for row in rows if any(row[front.column] for front in fronts)}
 
 
 def _best(
@@ -101,7 +81,7 @@ def _best(
     table = []
     for name in names:
         found = [by_name[label].get(name) for label in rows]
-        ranks = [_describe_rank(row, ranked[label]) for label, row in zip(rows, found, strict=True)]
+        ranks = [_describe_rank(row) for row in found]
         values = [
             METRICS[throughput].words(row) if row is not None and row["rank"] > 0 else "-"
             for row in found
@@ -130,41 +110,32 @@ def _best_names(ranked: Mapping[str, Sequence[Row]]) -> list[str]:
     return list(dict.fromkeys(row["name"] for rows in ranked.values() for row in rows[:_NUM_BEST]))
 
 
-def _describe_rank(row: Row | None, ranked: Sequence[Row]) -> str:
+def _describe_rank(row: Row | None) -> str:
     if row is None:
         return "-"
-    if row["rank"] > 0:
-        return describe_rank(row, ranked)
-    return describe_verdict(str(row["verdict"])) if "verdict" in row else "-"
+    return row["place"] or (describe_verdict(row["verdict"]) if "verdict" in row else "-")
 
 
-def _simulated(reports: Reports) -> list[Section]:
-    """Return where the time of the best of every search goes that was simulated."""
-    shares: dict[str, Mapping[str, float]] = {}
-    times_ms: dict[str, Mapping[str, float]] = {}
-    for label, report in reports.items():
-        ranked = [finalist for finalist in report.finalists if finalist.rank > 0]
-        best = min(ranked, key=lambda finalist: finalist.rank, default=None)
-        if best is None:
-            continue
-        name = f"{label.partition(':')[0]}: {best.name}"
-        if isinstance(best.report, TrainingReport):
-            times_ms[name] = best.report.step_time_ms_by_group
-        else:
-            times_s = best.report.step_time_s_by_group
-            busy_s = sum(times_s.values()) or 1.0
-            shares[name] = {group: time_s / busy_s for group, time_s in times_s.items()}
-    caption = "Of the first of every search that its simulation bears out."
-    share = Column(title="share of the busy time", name="share", unit=SHARE)
-    charts = [
-        groups_chart(title, rows, unit, caption)
-        for title, rows, unit in (
-            ("Critical stage, one step", times_ms, Column(title="time (ms)")),
-            ("Steps of all engines", shares, share),
-        )
-        if rows
+def _simulated(
+    serving: Mapping[str, ServingSearchReport], training: Mapping[str, TrainingSearchReport]
+) -> list[Section]:
+    """Return what simulations say of the best of every search, as pages of one search do."""
+    deployments = [
+        (best, report.candidates)
+        for label, report in serving.items()
+        for best in _first(label, report.finalists)
     ]
-    return [Section(title="The best, simulated", pictures=charts)] if charts else []
+    strategies = [
+        best for label, report in training.items() for best in _first(label, report.finalists)
+    ]
+    sections = finalist_sections(deployments) if deployments else []
+    return [*sections, finalists_section(strategies)] if strategies else sections
+
+
+def _first(label: str, finalists: Sequence[_Finalist]) -> list[_Finalist]:
+    """Return the first of those that their simulation bears out, named by its search; or none."""
+    ranked = sorted((f for f in finalists if f.rank > 0), key=lambda finalist: finalist.rank)
+    return [replace(best, name=f"{label.partition(':')[0]}: {best.name}") for best in ranked[:1]]
 
 
 def name_alike(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:

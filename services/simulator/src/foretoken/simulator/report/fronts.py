@@ -9,6 +9,8 @@ from foretoken.page.chart import GREY, SERIES, Plot, Rule
 from foretoken.simulator.report.search_candidates import Row
 
 RULED_OUT = "ruled out"
+# More points of a kind than this make a page slow to open; the rest are left out evenly.
+_MAX_POINTS = 2500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,11 +40,29 @@ class Looks:
     group: Callable[[Row], str]
     words: Mapping[str, Callable[[Row], str]]
     labels: Mapping[str, str]
-    rules: Sequence[Rule] = ()
     is_line_by_group: bool = False
 
 
-def front_chart(front: Front, rows: Sequence[Row], looks: Looks) -> Chart:
+def front_charts(
+    fronts: Sequence[Front], rows: Sequence[Row], looks: Looks, rules: Sequence[Sequence[Rule]] = ()
+) -> list[Chart]:
+    """Return the charts of those that have points; `rules` are marks of each."""
+    placed = [[row for row in rows if row[front.x] and row[front.y] > 0] for front in fronts]
+    marked = [*rules, *[()] * (len(fronts) - len(rules))]
+    return [
+        _front_chart(front, found, looks, marks)
+        for front, found, marks in zip(fronts, placed, marked, strict=True)
+        if found
+    ]
+
+
+def thin_rows(rows: Sequence[Row], names: Collection[str], most: int = _MAX_POINTS) -> list[Row]:
+    """Return those with these names, and of the others as many as can be drawn, evenly."""
+    others = [row for row in rows if row["name"] not in names]
+    return [row for row in rows if row["name"] in names] + others[:: -(-len(others) // most) or 1]
+
+
+def _front_chart(front: Front, rows: Sequence[Row], looks: Looks, rules: Sequence[Rule]) -> Chart:
     """Return the chart of candidates that have both metrics."""
     x, y = METRICS[front.x], METRICS[front.y]
     columns = [
@@ -78,7 +98,7 @@ def front_chart(front: Front, rows: Sequence[Row], looks: Looks) -> Chart:
         by="group",
         colors=group_colors(groups),
         caption=front.caption,
-        rules=looks.rules,
+        rules=rules,
         is_near=front.is_near,
         height=400,
     )

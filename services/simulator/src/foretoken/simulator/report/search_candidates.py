@@ -1,5 +1,6 @@
 """The candidates of a search as rows, and how tables and pictures write them."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
@@ -38,8 +39,18 @@ _VERDICT_NAMES = {
 
 
 def candidate_rows(columns: CandidateColumns) -> list[Row]:
-    """Return a mapping per candidate, in order; numbers are plain, absent columns 0 or empty."""
-    return list_rows(columns, _WORDS)
+    """Return a mapping per candidate, in order; numbers are plain, absent columns 0 or empty.
+
+    `place` is the rank in words, empty where there is none; others with the same rank are ties.
+    """
+    rows = list_rows(columns, _WORDS)
+    counts = Counter(row["rank"] for row in rows)
+    return [{**row, "place": name_place(row, is_tie=counts[row["rank"]] > 1)} for row in rows]
+
+
+def name_place(row: Row, *, is_tie: bool) -> str:
+    """Return a rank in words: with an equals sign where it ties, empty where there is none."""
+    return f"{'=' * is_tie}{row['rank']}" if row["rank"] else ""
 
 
 def list_rows(columns: Columns, words: Collection[str]) -> list[Row]:
@@ -57,6 +68,15 @@ def list_rows(columns: Columns, words: Collection[str]) -> list[Row]:
 
 # A column of a table of rows, and what it has of each.
 RowColumn = tuple[Column, Callable[[Row], Scalar]]
+
+
+def word_column(title: str, name: str = "") -> RowColumn:
+    """Return the column of words of rows, which have them by `name` (empty: the title)."""
+    return Column.words(title, name), lambda row: str(row[name or title])
+
+
+# Where a row stands among all.
+PLACE: RowColumn = (Column(title="rank"), lambda row: str(row["place"]))
 
 
 def metric_column(name: str) -> RowColumn:
@@ -118,12 +138,6 @@ def describe_batch(row: Row) -> str:
     if row["prefill_replicas"] and row["prefill_batch_size"]:
         return f"{row['prefill_batch_size']:,} + {row['batch_size']:,}"
     return f"{row['batch_size']:,}"
-
-
-def describe_rank(row: Row, rows: Sequence[Row]) -> str:
-    """Return the rank; with an equals sign where others have the same, for they are ties."""
-    num_equal = sum(other["rank"] == row["rank"] for other in rows)
-    return f"={row['rank']}" if num_equal > 1 else str(row["rank"])
 
 
 def describe_verdict(verdict: str) -> str:

@@ -1,14 +1,13 @@
 """The charts of a search's candidates: throughput against speed, cost against latency."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 
 from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.chart import Rule
 from foretoken.page.section import Section
-from foretoken.simulator.report.fronts import RULED_OUT, Front, Looks, front_chart
+from foretoken.simulator.report.fronts import RULED_OUT, Front, Looks, front_charts, thin_rows
 from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,
@@ -18,25 +17,25 @@ from foretoken.simulator.report.search_candidates import (
     describe_verdict,
 )
 
-# More points of a kind than this make a page slow to open; the rest are left out evenly.
-_MAX_POINTS = 2500
 # Points that are ruled out are drawn as far as this from those that qualify.
 _REACH_RATIO = 2.0
-USER = Front(
-    title="Throughput of a GPU against speed for a user",
-    x="tps_per_user",
-    y="output_throughput_tps_per_gpu",
-    column="is_pareto_user",
-    caption="Up and to the right is better: no deployment is faster for a user and yields more per"
-    " GPU than those on the line.",
-    bounds=lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"]),
-)
-COST = Front(
-    title="Cost against latency",
-    x="tpot_ms",
-    y="usd_per_million_output_tokens",
-    column="is_pareto_cost",
-    caption="Down and to the left is better. The price is that of the devices alone.",
+FRONTS = (
+    Front(
+        title="Throughput of a GPU against speed for a user",
+        x="tps_per_user",
+        y="output_throughput_tps_per_gpu",
+        column="is_pareto_user",
+        caption="Up and to the right is better: no deployment is faster for a user and yields more"
+        " per GPU than those on the line.",
+        bounds=lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"]),
+    ),
+    Front(
+        title="Cost against latency",
+        x="tpot_ms",
+        y="usd_per_million_output_tokens",
+        column="is_pareto_cost",
+        caption="Down and to the left is better. The price is that of the devices alone.",
+    ),
 )
 
 
@@ -45,16 +44,8 @@ def fronts_section(report: ServingSearchReport) -> Section:
     rows = candidate_rows(report.candidates)
     drawn = _drawn(rows)
     limit_ms = _tpot_limit_ms(report.request_json)
-    name = f"TPOT {limit_ms:g} ms"
-    charts = [
-        front_chart(
-            USER, drawn, _looks(rows, [Rule("x", MS_PER_S / limit_ms, name)] if limit_ms else [])
-        )
-    ]
-    priced = [row for row in drawn if row["usd_per_million_output_tokens"] > 0]
-    if priced:
-        rules = [Rule("x", limit_ms, name)] if limit_ms else []
-        charts.append(front_chart(COST, priced, _looks(rows, rules)))
+    limits = (MS_PER_S / limit_ms, limit_ms) if limit_ms else ()
+    rules = [[Rule("x", limit, f"TPOT {limit_ms:g} ms")] for limit in limits]
     return Section(
         title="Throughput, speed and cost",
         intro=(
@@ -62,28 +53,24 @@ def fronts_section(report: ServingSearchReport) -> Section:
             "each layout has its rank; an equals sign marks ties, which the estimates' error cannot"
             f" tell apart. {_say_drawn(rows, drawn)}"
         ),
-        pictures=charts,
+        pictures=front_charts(FRONTS, drawn, make_looks(rows), rules),
     )
 
 
-def _looks(rows: Sequence[Row], rules: Sequence[Rule]) -> Looks:
+def make_looks(rows: Sequence[Row]) -> Looks:
     """Return how candidates are distinguished: by device where these differ, else by mode."""
     devices = {row["device"] for row in rows if row["rank"] > 0}
-    num_of_rank = Counter(row["rank"] for row in rows)
 
     def group(row: Row) -> str:
         if not row["rank"]:
             return RULED_OUT
         return f"{row['device']}, {row['mode']}" if len(devices) > 1 else str(row["mode"])
 
-    def rank(row: Row) -> str:
-        return f"{'=' * (num_of_rank[row['rank']] > 1)}{row['rank']}" if row["rank"] else ""
-
     best = best_of_layouts([row for row in rows if row["rank"] > 0])
     return Looks(
         group=group,
         words={
-            "rank": rank,
+            "rank": lambda row: row["place"],
             "GPUs": lambda row: f"{row['num_devices']:,} {row['device']}",
             "replicas": describe_replicas,
             "batch": describe_batch,
@@ -92,8 +79,7 @@ def _looks(rows: Sequence[Row], rules: Sequence[Rule]) -> Looks:
                 "" if row["rank"] else f"{describe_verdict(row['verdict'])}: {row['reason']}"
             ),
         },
-        labels={row["name"]: rank(row) for row in best},
-        rules=rules,
+        labels={row["name"]: row["place"] for row in best},
     )
 
 
@@ -115,13 +101,11 @@ def _drawn(rows: Sequence[Row]) -> list[Row]:
     near = [row for row in placed if row["rank"] > 0 or row["tps_per_user"] >= slowest]
     names = {row["name"] for row in best_of_layouts(ranked)}
     names |= {row["name"] for row in near if row["is_pareto_user"] or row["is_pareto_cost"]}
-    kept = [row for row in near if row["name"] in names]
-    for is_ranked in (True, False):
-        others = [
-            row for row in near if (row["rank"] > 0) == is_ranked and row["name"] not in names
-        ]
-        kept += others[:: -(-len(others) // _MAX_POINTS) or 1]
-    return kept
+    return [
+        row
+        for is_ranked in (True, False)
+        for row in thin_rows([row for row in near if (row["rank"] > 0) == is_ranked], names)
+    ]
 
 
 def _say_drawn(rows: Sequence[Row], drawn: Sequence[Row]) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.search import (
-    CandidateColumns,
-    Finalist,
     Sensitivity,
     ServingSearchReport,
 )
@@ -15,25 +13,22 @@ from foretoken.page.block import Column
 from foretoken.page.curve import draw_changes
 from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.load_curves import load_charts
 from foretoken.simulator.report.notation import explain_names
 from foretoken.simulator.report.search_candidates import (
+    PLACE,
     Row,
     RowColumn,
     best_of_layouts,
     bound_columns,
     candidate_rows,
-    describe_rank,
     describe_replicas,
     find_closest,
-    latency_titles,
     metric_column,
-    missed_outcomes,
-    proposed_rate,
     qualified_rows,
     row_table,
-    steady_figures,
+    word_column,
 )
+from foretoken.simulator.report.search_finalists import finalist_sections
 from foretoken.simulator.report.search_fronts import fronts_section
 from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.search_rejections import rejections_section
@@ -58,8 +53,7 @@ def search_sections(report: ServingSearchReport) -> list[Section]:
     if rows:
         sections.append(fronts_section(report))
     if report.finalists:
-        sections.append(_finalists(report.finalists, report.candidates))
-        sections += _load_curves(report.finalists)
+        sections += finalist_sections([(f, report.candidates) for f in report.finalists])
     if report.num_ruled_out_by_verdict:
         sections.append(rejections_section(report.num_ruled_out_by_verdict, rows))
     if any(row["usd_per_hour"] > 0 for row in ranked):
@@ -189,11 +183,11 @@ def _ranking(ranked: Sequence[Row]) -> Section:
 def _ranking_columns(ranked: Sequence[Row]) -> list[RowColumn]:
     """Return the columns; the device and the price only where they tell rows apart."""
     columns: list[RowColumn] = [
-        (Column.words("deployment", "name"), lambda row: str(row["name"])),
-        (Column(title="rank"), lambda row: describe_rank(row, ranked)),
+        word_column("deployment", "name"),
+        PLACE,
     ]
     if len({row["device"] for row in ranked}) > 1:
-        columns.append((Column.words("device"), lambda row: str(row["device"])))
+        columns.append(word_column("device"))
     columns.append(metric_column("num_devices"))
     if any(row["num_idle_devices"] for row in ranked):
         columns.append((Column(title="idle GPUs"), lambda row: int(row["num_idle_devices"])))
@@ -207,60 +201,14 @@ def _ranking_columns(ranked: Sequence[Row]) -> list[RowColumn]:
     return columns
 
 
-def _has_slo(finalist: Finalist) -> bool:
-    scenario = json.loads(finalist.scenario_json) if finalist.scenario_json else {}
-    return bool(scenario.get("slo_classes")) or any((scenario.get("slo") or {}).values())
-
-
-def _finalists(finalists: Sequence[Finalist], candidates: CandidateColumns) -> Section:
-    # Without an SLO every request would be in it.
-    has_slo = any(_has_slo(finalist) for finalist in finalists)
-    rows: list[list[str | Cell]] = []
-    for finalist in finalists:
-        missed = missed_outcomes(finalist.outcomes)
-        report = finalist.report
-        verdict = Cell(text="misses " + ", ".join(missed), tone="alert")
-        rows.append(
-            [
-                finalist.name,
-                format_number(proposed_rate(finalist)),
-                *(format_number(value) for value in steady_figures(finalist, candidates)),
-                *([f"{report.slo_attainment_ratio:.1%}"] if has_slo else []),
-                "meets the targets" if finalist.is_met else verdict,
-            ]
-        )
-    slo = [METRICS["slo_attainment_ratio"].label] if has_slo else []
-    latencies = latency_titles("mean", "p99")
-    headers = ("deployment", "requests/s", METRICS[_THROUGHPUT].title, *latencies, *slo, "verdict")
-    return Section(
-        title="Simulated request by request",
-        intro=(
-            "The best in closed form, run at the load they are proposed for: queues, batches and "
-            "percentiles are in these figures, of the requests that come once the load is steady. "
-            "What misses a target then has no rank; the next best is simulated in its place."
-        ),
-        table=DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
-    )
-
-
-def _load_curves(finalists: Sequence[Finalist]) -> list[Section]:
-    caption = (
-        "Each point is a run, by the requests/s that were served; the load rises along a curve,"
-        " with the same random numbers at each. A ring misses a target, or was cut short as its"
-        " queue only grew. An axis is logarithmic where its values span more than a factor of 40."
-    )
-    charts = load_charts({finalist.name: finalist.load for finalist in finalists}, caption)
-    return [Section(title="Load and latency of the finalists", pictures=charts)] if charts else []
-
-
 def _costs(ranked: Sequence[Row]) -> Section:
     priced = [row for row in ranked if row["usd_per_hour"] > 0]
     ordered = sorted(priced, key=lambda row: row["usd_per_million_output_tokens"])
     columns: list[RowColumn] = [
-        (Column.words("deployment", "name"), lambda row: str(row["name"])),
-        (Column.words("device"), lambda row: str(row["device"])),
+        word_column("deployment", "name"),
+        word_column("device"),
         *(metric_column(name) for name in _OF_COSTS),
-        (Column(title="rank"), lambda row: describe_rank(row, ranked)),
+        PLACE,
     ]
     return Section(
         title="Cost",

@@ -4,62 +4,49 @@ from collections.abc import Callable, Sequence
 
 from foretoken.page.chart import SERIES
 from foretoken.page.section import Section
-from foretoken.simulator.report.fronts import Front, Looks, front_chart
+from foretoken.simulator.report.fronts import Front, Looks, front_charts, thin_rows
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
     best_of_layouts,
     describe_choices,
     describe_devices,
-    describe_place,
     throughput_bounds,
 )
 
-# More points than this are slow to open; the rest are left out evenly.
-_MAX_POINTS = 2500
 # More layouts with a rank next to them than this hide each other.
 _MAX_LABELS = 40
-MEMORY = Front(
-    title="Throughput against free memory",
-    x="margin_bytes",
-    y="tokens_per_s_per_gpu",
-    column="is_pareto_memory",
-    caption="Up and to the right is better: more tokens, and more room for what the estimate of the"
-    " memory does not know. Nothing beats those on the line in both.",
-    bounds=throughput_bounds,
-    is_near=True,
-)
-COST = Front(
-    title="Throughput of the cluster against cost",
-    x="usd_per_billion_tokens",
-    y="tokens_per_s",
-    column="is_pareto_cost",
-    caption="Up and to the left is better. The price is that of the devices alone.",
-    is_near=True,
+FRONTS = (
+    Front(
+        title="Throughput against free memory",
+        x="margin_bytes",
+        y="tokens_per_s_per_gpu",
+        column="is_pareto_memory",
+        caption="Up and to the right is better: more tokens, and more room for what the estimate of"
+        " the memory does not know. Nothing beats those on the line in both.",
+        bounds=throughput_bounds,
+        is_near=True,
+    ),
+    Front(
+        title="Throughput of the cluster against cost",
+        x="usd_per_billion_tokens",
+        y="tokens_per_s",
+        column="is_pareto_cost",
+        caption="Up and to the left is better. The price is that of the devices alone.",
+        is_near=True,
+    ),
 )
 
 
 def fronts_section(rows: Sequence[Row], num_fitting: int) -> Section:
     """Return the charts of the listed strategies; that of cost only where it is priced."""
-    drawn = _drawn(rows)
+    names = {row["name"] for row in best_of_layouts(rows)}
+    names |= {row["name"] for row in rows if row["is_pareto_cost"] or row["is_pareto_memory"]}
+    drawn = thin_rows(rows, names)
     listed = (
         "all that fit"
         if len(rows) >= num_fitting
         else f"the {len(rows):,} best of {num_fitting:,} that fit"
     )
-    looks = Looks(
-        group=_grouping(rows),
-        words={
-            "rank": describe_place,
-            "devices": describe_devices,
-            "choices": describe_choices,
-            "placement": lambda row: str(row["placement"]),
-        },
-        labels={row["name"]: describe_place(row) for row in best_of_layouts(rows)[:_MAX_LABELS]},
-    )
-    charts = [front_chart(MEMORY, drawn, looks)]
-    priced = [row for row in drawn if row["usd_per_billion_tokens"] > 0]
-    if priced:
-        charts.append(front_chart(COST, priced, looks))
     return Section(
         title="Throughput, memory and cost",
         intro=(
@@ -67,17 +54,22 @@ def fronts_section(rows: Sequence[Row], num_fitting: int) -> Section:
             " drawn. The best of each layout has its rank; an equals sign marks ties, which the"
             " error of the estimates cannot tell apart. Axes begin near the points."
         ),
-        pictures=charts,
+        pictures=front_charts(FRONTS, drawn, make_looks(rows)),
     )
 
 
-def _drawn(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows to draw: many are thinned out, fronts and the best of layouts kept."""
-    kept = {row["name"] for row in best_of_layouts(rows)}
-    kept |= {row["name"] for row in rows if row["is_pareto_cost"] or row["is_pareto_memory"]}
-    others = [row["name"] for row in rows if row["name"] not in kept]
-    kept |= set(others[:: -(-len(others) // _MAX_POINTS) or 1])
-    return [row for row in rows if row["name"] in kept]
+def make_looks(rows: Sequence[Row]) -> Looks:
+    """Return how strategies are distinguished: by cluster, else by device."""
+    return Looks(
+        group=_grouping(rows),
+        words={
+            "rank": lambda row: row["place"],
+            "devices": describe_devices,
+            "choices": describe_choices,
+            "placement": lambda row: str(row["placement"]),
+        },
+        labels={row["name"]: row["place"] for row in best_of_layouts(rows)[:_MAX_LABELS]},
+    )
 
 
 def _grouping(rows: Sequence[Row]) -> Callable[[Row], str]:

@@ -19,7 +19,7 @@ from foretoken.domain.requests.training_search import (
 )
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S, S_PER_DAY
-from foretoken.simulator.report.search_candidates import Row, first_of_each, list_rows
+from foretoken.simulator.report.search_candidates import Row, first_of_each, list_rows, name_place
 
 _WORDS = frozenset(
     {"name", "device", "overlap", "recompute", "weight_parallel", "pipeline_schedule"}
@@ -70,15 +70,10 @@ def ranked_rows(columns: StrategyColumns) -> list[Row]:
 
 
 def report_rows(report: TrainingSearchReport) -> list[Row]:
-    """Return the ranked rows of a report; `is_tie` says which tie with the best, it included."""
+    """Return the ranked rows of a report; `place` is the rank in words, which tie with the best."""
     rows = ranked_rows(report.candidates)
     tied = {find_best(report, rows)["name"], *report.ties} if rows and report.ties else set()
-    return [{**row, "is_tie": row["name"] in tied} for row in rows]
-
-
-def describe_place(row: Row) -> str:
-    """Return the rank of a row of `report_rows`; with an equals sign where it ties."""
-    return f"={row['rank']}" if row["is_tie"] else str(row["rank"])
+    return [{**row, "place": name_place(row, is_tie=row["name"] in tied)} for row in rows]
 
 
 def find_best(report: TrainingSearchReport, rows: Sequence[Row]) -> Row:

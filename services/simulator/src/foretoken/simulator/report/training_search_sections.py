@@ -12,11 +12,13 @@ from foretoken.page.section import Cell, DataTable, Fact, Section
 from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.notation import explain_names
 from foretoken.simulator.report.search_candidates import (
+    PLACE,
     Row,
     RowColumn,
     bound_columns,
     metric_column,
     row_table,
+    word_column,
 )
 from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.training_search_counts import counts_section
@@ -34,7 +36,6 @@ from foretoken.simulator.report.training_search_rows import (
     describe_choices,
     describe_devices,
     describe_objective,
-    describe_place,
     describe_same,
     describe_ties,
     find_best,
@@ -165,12 +166,11 @@ def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
             " layers run the same operators share the errors of these, so only the best of them"
             f" ties. {explain_names(row['name'] for row in shown)}"
         ),
-        blocks=[row_table(shown, [*_NAMED, *_columns(rows)])],
+        blocks=[row_table(shown, [_NAME, PLACE, *_columns(rows)])],
     )
 
 
-_NAME: RowColumn = (Column.words("strategy", "name"), lambda row: str(row["name"]))
-_NAMED: Sequence[RowColumn] = (_NAME, (Column(title="rank"), describe_place))
+_NAME = word_column("strategy", "name")
 
 
 def _columns(rows: Sequence[Row], *, is_whole: bool = True) -> list[RowColumn]:

@@ -1,0 +1,82 @@
+"""The part of a search's page about deployments that were simulated request by request."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foretoken.domain.metrics.metric import SHARE
+from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.requests.search import CandidateColumns, Finalist
+from foretoken.page.block import Column
+from foretoken.page.section import Cell, DataTable, Section
+from foretoken.simulator.report.load_curves import load_charts
+from foretoken.simulator.report.palette import groups_chart
+from foretoken.simulator.report.search_candidates import (
+    latency_titles,
+    missed_outcomes,
+    proposed_rate,
+    steady_figures,
+)
+
+_THROUGHPUT = "output_throughput_tps_per_gpu"
+
+
+def finalist_sections(found: Sequence[tuple[Finalist, CandidateColumns]]) -> list[Section]:
+    """Return the figures of finalists, each with its search's candidates, and what load does."""
+    finalists = [finalist for finalist, _ in found]
+    shares = {
+        finalist.name: {group: time_s / sum(times_s.values()) for group, time_s in times_s.items()}
+        for finalist in finalists
+        if (times_s := finalist.report.step_time_s_by_group)
+    }
+    unit = Column(title="share of the busy time", name="share", unit=SHARE)
+    caption = "What the engines were busy with, by what operators do."
+    pictures = [groups_chart("Steps of all engines", shares, unit, caption)] if shares else []
+    return [replace(_figures(found), pictures=pictures), *_load_curves(finalists)]
+
+
+def _has_slo(finalist: Finalist) -> bool:
+    scenario = json.loads(finalist.scenario_json) if finalist.scenario_json else {}
+    return bool(scenario.get("slo_classes")) or any((scenario.get("slo") or {}).values())
+
+
+def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
+    # Without an SLO every request would be in it.
+    has_slo = any(_has_slo(finalist) for finalist, _ in found)
+    rows: list[list[str | Cell]] = []
+    for finalist, candidates in found:
+        missed = missed_outcomes(finalist.outcomes)
+        report = finalist.report
+        verdict = Cell(text="misses " + ", ".join(missed), tone="alert")
+        rows.append(
+            [
+                finalist.name,
+                format_number(proposed_rate(finalist)),
+                *(format_number(value) for value in steady_figures(finalist, candidates)),
+                *([f"{report.slo_attainment_ratio:.1%}"] if has_slo else []),
+                "meets the targets" if finalist.is_met else verdict,
+            ]
+        )
+    slo = [METRICS["slo_attainment_ratio"].label] if has_slo else []
+    latencies = latency_titles("mean", "p99")
+    headers = ("deployment", "requests/s", METRICS[_THROUGHPUT].title, *latencies, *slo, "verdict")
+    return Section(
+        title="Simulated request by request",
+        intro=(
+            "The best in closed form, run at the load they are proposed for: queues, batches and "
+            "percentiles are in these figures, of the requests that come once the load is steady. "
+            "What misses a target then has no rank; the next best is simulated in its place."
+        ),
+        table=DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
+    )
+
+
+def _load_curves(finalists: Sequence[Finalist]) -> list[Section]:
+    caption = (
+        "Each point is a run, by the requests/s that were served; the load rises along a curve,"
+        " with the same random numbers at each. A ring misses a target, or was cut short as its"
+        " queue only grew. An axis is logarithmic where its values span more than a factor of 40."
+    )
+    charts = load_charts({finalist.name: finalist.load for finalist in finalists}, caption)
+    return [Section(title="Load and latency of the finalists", pictures=charts)] if charts else []
