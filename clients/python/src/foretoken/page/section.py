@@ -6,7 +6,9 @@ What is written in it are texts; `as_block` makes it a block.
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
+from foretoken.domain.metrics.registry import METRICS
 from foretoken.page import block
 from foretoken.page.block import Chart, Picture, Text, Tone
 
@@ -18,6 +20,12 @@ class Fact:
     label: str
     value: str
     note: str = ""
+
+    @classmethod
+    def of(cls, name: str, record: Any, note: str = "") -> Self:
+        """Return a metric of a report or a row by its name; the label has the unit."""
+        metric = METRICS[name]
+        return cls(label=metric.title, value=metric.words(record), note=note)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,8 +72,8 @@ def _check_ending(path: Path | None, endings: Sequence[str]) -> Path | None:
 def write_page(path: Path, title: str, sections: Sequence[Section], *echoes: Echo) -> None:
     """Write a page with the echoes of its answers, and say so."""
     # What draws pages takes longer to load than most commands that can write one need.
-    from foretoken.simulator.report.echo_section import with_echo
     from foretoken.simulator.report.page import render_page
+    from foretoken.simulator.report.question import with_echo
 
     page = render_page(title, with_echo(sections, *echoes))
     path.write_text(page, encoding="utf-8")

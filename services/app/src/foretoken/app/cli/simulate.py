@@ -34,7 +34,7 @@ from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.results.report import PoolReport, ServingReport
 from foretoken.domain.results.training_report import TRAINING_TABLES, StageMemory, TrainingReport
 from foretoken.domain.units import GIB
-from foretoken.simulator.report.training_remarks import list_remarks
+from foretoken.simulator.report.question import list_remarks
 
 if TYPE_CHECKING:
     from foretoken.client.facade import Foretoken

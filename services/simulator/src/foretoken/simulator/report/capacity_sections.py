@@ -10,9 +10,9 @@ from foretoken.page.block import Column
 from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import draw_intervals
 from foretoken.page.section import Cell, DataTable, Fact, Section
-from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.load_curves import load_charts
-from foretoken.simulator.report.provenance import configuration_section, describe_interval
+from foretoken.simulator.report.provenance import describe_interval
+from foretoken.simulator.report.question import configuration_section, with_echo
 from foretoken.simulator.report.search_candidates import limits_of, missed_outcomes
 from foretoken.simulator.report.serving_sections import serving_sections
 
@@ -66,30 +66,20 @@ def _overview(report: CapacityReport) -> Section:
     )
     limiting = f" {report.limiting} fails first." if report.limiting else ""
     facts = [
-        Fact(
-            label=METRICS["capacity_rps"].title,
-            value=format_number(report.capacity_rps),
-            note=_bounds(report.low_rps, report.high_rps),
-        ),
+        Fact.of("capacity_rps", report, _bounds(report.low_rps, report.high_rps)),
         Fact(
             label="of that by the workload's chance",
             value=_bounds(report.sampling_low_rps, report.sampling_high_rps) or "-",
             note="the rest is the estimates' error",
         ),
-        Fact(
-            label=METRICS["capacity_rps_per_gpu"].title,
-            value=format_number(report.capacity_rps_per_gpu),
-            note=f"{report.num_devices:,} {'GPU' if report.num_devices == 1 else 'GPUs'}",
+        Fact.of(
+            "capacity_rps_per_gpu",
+            report,
+            f"{report.num_devices:,} {'GPU' if report.num_devices == 1 else 'GPUs'}",
         ),
     ]
     if report.usd_per_million_output_tokens > 0:
-        facts.append(
-            Fact(
-                label=METRICS["usd_per_million_output_tokens"].title,
-                value=format_number(report.usd_per_million_output_tokens),
-                note="at that rate",
-            )
-        )
+        facts.append(Fact.of("usd_per_million_output_tokens", report, "at that rate"))
     return Section(
         title="Capacity",
         intro=f"{found}{limiting} {_effort(report)}",

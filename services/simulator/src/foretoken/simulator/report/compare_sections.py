@@ -22,7 +22,7 @@ from foretoken.simulator.report.compare_runs import (
     list_warnings,
 )
 from foretoken.simulator.report.compare_search import search_charts
-from foretoken.simulator.report.echo_section import with_lines
+from foretoken.simulator.report.question import with_lines
 from foretoken.simulator.report.serving_sections import serving_charts
 from foretoken.simulator.report.training_detail import step_sections
 from foretoken.simulator.report.training_run_sections import training_run_charts

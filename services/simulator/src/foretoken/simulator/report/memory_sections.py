@@ -8,7 +8,7 @@ from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
 from foretoken.page.html import render_sections
 from foretoken.page.section import Fact, Section
-from foretoken.simulator.report.echo_section import with_echo
+from foretoken.simulator.report.question import with_echo
 from foretoken.simulator.report.stage_memory import (
     fullest_of,
     memory_chart,

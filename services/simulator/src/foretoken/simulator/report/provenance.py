@@ -1,6 +1,5 @@
 """Say in words and pictures how far an estimate can be trusted."""
 
-import json
 from collections.abc import Mapping
 
 from foretoken.domain.metrics.metric import SHARE
@@ -8,7 +7,6 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.block import Chart, Column
 from foretoken.page.chart import Plot
 from foretoken.page.curve import draw_parts
-from foretoken.page.section import Section
 from foretoken.simulator.report.palette import OF_PROVENANCE
 
 BOUNDS_CAPTION = (
@@ -32,16 +30,3 @@ def provenance_chart(rows: Mapping[str, Mapping[str, float]]) -> Chart:
     plot = Plot(title="What the times rest on", caption=caption, colors=OF_PROVENANCE)
     unit = Column(title="share of the busy time", name="share", unit=SHARE)
     return draw_parts(plot, rows, unit, part="rests on")
-
-
-def configuration_section(scenario_json: str) -> Section:
-    """Return the resolved scenario, folded; an inlined trace is shortened to its length."""
-    scenario = json.loads(scenario_json) if scenario_json else {}
-    workload = scenario.get("workload", {})
-    if workload.get("trace_requests"):
-        workload["trace_requests"] = f"{len(workload['trace_requests'])} requests, not shown"
-    return Section(
-        title="Configuration",
-        intro="The resolved scenario; given to the simulator again, it yields the same result.",
-        listing=json.dumps(scenario, indent=2, ensure_ascii=False),
-    )

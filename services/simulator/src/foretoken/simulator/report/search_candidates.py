@@ -140,6 +140,15 @@ def describe_batch(row: Row) -> str:
     return f"{row['batch_size']:,}"
 
 
+def describe_tied(names: Sequence[str], most: int) -> str:
+    """Return which others tie with the best, as a sentence that follows; of many some are named."""
+    if not names:
+        return ""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    shown = ", ".join(names[:most])
+    return f" It ties, within the error of the estimates, with {shown}{more}."
+
+
 def describe_verdict(verdict: str) -> str:
     """Return what rules candidates out, in words."""
     if verdict in LIMITED or verdict == ATTAINMENT:

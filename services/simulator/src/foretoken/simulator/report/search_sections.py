@@ -12,8 +12,8 @@ from foretoken.domain.requests.search import (
 from foretoken.page.block import Column
 from foretoken.page.curve import draw_changes
 from foretoken.page.section import Cell, DataTable, Fact, Section
-from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.notation import explain_names
+from foretoken.simulator.report.question import request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
     PLACE,
     Row,
@@ -22,6 +22,7 @@ from foretoken.simulator.report.search_candidates import (
     bound_columns,
     candidate_rows,
     describe_replicas,
+    describe_tied,
     find_closest,
     metric_column,
     qualified_rows,
@@ -30,7 +31,6 @@ from foretoken.simulator.report.search_candidates import (
 )
 from foretoken.simulator.report.search_finalists import finalist_sections
 from foretoken.simulator.report.search_fronts import fronts_section
-from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.search_rejections import rejections_section
 
 _THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
@@ -84,13 +84,7 @@ def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
             table=_closest(report),
         )
     best = ranked[0]
-    ties = [name for name in report.ties if name != report.best]
-    more = f" and {len(ties) - _MAX_TIES:,} more" if len(ties) > _MAX_TIES else ""
-    tied = (
-        f" It ties, within the error of the estimates, with {', '.join(ties[:_MAX_TIES])}{more}."
-        if ties
-        else ""
-    )
+    tied = describe_tied([name for name in report.ties if name != report.best], _MAX_TIES)
     return Section(
         title="The best deployment",
         intro=f"{report.best or best['name']} ranks first.{tied} {counts}",
@@ -109,35 +103,21 @@ def _closest(report: ServingSearchReport) -> DataTable:
 
 def _facts(report: ServingSearchReport, best: Row) -> list[Fact]:
     facts = [
-        Fact(
-            label=METRICS[_THROUGHPUT].title,
-            value=METRICS[_THROUGHPUT].words(best),
-            note=_interval(best, "tps_per_gpu_low", "tps_per_gpu_high"),
-        ),
-        Fact(
-            label=METRICS["tps_per_user"].title,
-            value=METRICS["tps_per_user"].words(best),
-            note=f"{METRICS['tpot_ms'].label} {METRICS['tpot_ms'].words(best)} ms",
+        Fact.of(_THROUGHPUT, best, _interval(best, "tps_per_gpu_low", "tps_per_gpu_high")),
+        Fact.of(
+            "tps_per_user", best, f"{METRICS['tpot_ms'].label} {METRICS['tpot_ms'].words(best)} ms"
         ),
         Fact(
             label=METRICS["ttft_ms"].label,
             value=f"{METRICS['ttft_ms'].words(best)} ms",
             note=_interval(best, "ttft_low_ms", "ttft_high_ms"),
         ),
-        Fact(
-            label=METRICS["num_devices"].label,
-            value=METRICS["num_devices"].words(best),
-            note=f"{best['device']}, {describe_replicas(best)}{_idle_note(best)}",
+        Fact.of(
+            "num_devices", best, f"{best['device']}, {describe_replicas(best)}{_idle_note(best)}"
         ),
     ]
     if best["usd_per_million_output_tokens"] > 0:
-        facts.append(
-            Fact(
-                label=METRICS[_COST].title,
-                value=METRICS[_COST].words(best),
-                note=f"USD {format_number(best['usd_per_hour'])} an hour",
-            )
-        )
+        facts.append(Fact.of(_COST, best, f"USD {format_number(best['usd_per_hour'])} an hour"))
     if report.min_devices:
         facts.append(
             Fact(
@@ -147,13 +127,7 @@ def _facts(report: ServingSearchReport, best: Row) -> list[Fact]:
             )
         )
     if report.min_usd_per_hour:
-        facts.append(
-            Fact(
-                label=METRICS["min_usd_per_hour"].title,
-                value=format_number(report.min_usd_per_hour),
-                note=report.min_usd_per_hour_by,
-            )
-        )
+        facts.append(Fact.of("min_usd_per_hour", report, report.min_usd_per_hour_by))
     return facts
 
 
@@ -248,17 +222,9 @@ def _sensitivity(sensitivities: Sequence[Sensitivity], best: str) -> Section:
 def _configuration(report: ServingSearchReport) -> list[Section]:
     request = json.loads(report.request_json) if report.request_json else {}
     seed = request.get("scenario", {}).get("seed", 0)
-    version = report.model_version or "no trained model"
-    intro = (
-        f"Seed {seed}, predictor {version}. Saved as a file and given to `foretoken search"
-        " serving --request FILE`, it yields the same answer wherever it runs."
-    )
-    return request_sections(
-        report.request_json,
-        intro,
-        [finalist.scenario_json for finalist in report.finalists],
-        "one of them in a file is a scenario for `foretoken simulate serving`.",
-    )
+    origin = f"Seed {seed}, predictor {report.model_version or 'no trained model'}"
+    scenarios = [finalist.scenario_json for finalist in report.finalists]
+    return request_sections(report.request_json, "serving", scenarios, origin)
 
 
 def _interval(row: Row, low: str, high: str) -> str:

@@ -14,11 +14,12 @@ from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, P
 from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import serving_detail as detail
-from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.palette import colors_of_loads, groups_chart
-from foretoken.simulator.report.provenance import (
+from foretoken.simulator.report.provenance import provenance_chart
+from foretoken.simulator.report.question import (
     configuration_section,
-    provenance_chart,
+    remark_sections,
+    with_echo,
 )
 from foretoken.simulator.report.serving_cluster import cluster_sections
 from foretoken.simulator.report.serving_timeline import timeline
@@ -45,10 +46,7 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
         loads = _by_load(served)
         sections += [_totals(served, list(loads)), *_details(loads, "load")]
         sections += _heaviest(served[-1])
-    if notes := dict.fromkeys(note for report in ordered for note in report.notes):
-        rows = [(note,) for note in notes]
-        table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
-        sections.append(Section(title="Remarks", table=table))
+    sections += remark_sections([note for report in ordered for note in report.notes])
     if ordered:
         sections.append(configuration_section(ordered[-1].scenario_json))
     return with_echo(sections, *(report.echo for report in reports))
@@ -116,10 +114,8 @@ def _overview(reports: Sequence[ServingReport]) -> Section:
             f"{low:+.0%} to {high:+.0%}."
         ),
         facts=(
-            Fact(
-                label=METRICS["goodput_rps"].title,
-                value=f"{format_number(best.goodput_rps)}",
-                note=f"{best.slo_attainment_ratio:.0%} of requests meet the SLO",
+            Fact.of(
+                "goodput_rps", best, f"{best.slo_attainment_ratio:.0%} of requests meet the SLO"
             ),
             *(
                 Fact(

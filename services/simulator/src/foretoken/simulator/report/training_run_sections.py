@@ -16,11 +16,11 @@ from foretoken.page.block import Chart, Column
 from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
 from foretoken.page.section import DataTable, Fact, Section
-from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.provenance import (
-    BOUNDS_CAPTION,
+from foretoken.simulator.report.provenance import BOUNDS_CAPTION, describe_interval
+from foretoken.simulator.report.question import (
     configuration_section,
-    describe_interval,
+    remark_sections,
+    with_echo,
 )
 from foretoken.simulator.training.run.failures import FailureModel
 from foretoken.simulator.training.run.plan import model_failures
@@ -56,10 +56,7 @@ def training_run_sections(report: TrainingRunReport) -> list[Section]:
         sections.append(_checkpoints(report, request))
     if any(size.days for size in report.sizes):
         sections.append(_sizes(report, request))
-    if report.notes:
-        rows = [(text,) for text in report.notes]
-        table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
-        sections.append(Section(title="Remarks", table=table))
+    sections += remark_sections(report.notes)
     return with_echo([*sections, configuration_section(report.request_json)], report.echo)
 
 
@@ -94,26 +91,26 @@ def _overview(report: TrainingRunReport, request: TrainingRunRequest) -> Section
 def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Fact]:
     spread = report.days_spread
     facts = [
-        Fact(
-            label=METRICS["days"].title,
-            value=METRICS["days"].words(report),
-            note=(
+        Fact.of(
+            "days",
+            report,
+            (
                 f"{describe_interval(report.days_low, report.days_high, '')} with operators at"
                 f" their bounds; nine runs of ten end by day {format_number(spread.p90)}"
             ),
         ),
-        Fact(
-            label=METRICS["goodput_ratio"].label,
-            value=METRICS["goodput_ratio"].words(report),
-            note=f"{format_number(report.ideal_days)} days without interruptions",
+        Fact.of(
+            "goodput_ratio",
+            report,
+            f"{format_number(report.ideal_days)} days without interruptions",
         ),
     ]
     if report.num_failures:
         facts.append(
-            Fact(
-                label=METRICS["num_failures"].label,
-                value=METRICS["num_failures"].words(report),
-                note=(
+            Fact.of(
+                "num_failures",
+                report,
+                (
                     f"a checkpoint of {format_number(report.checkpoint_bytes / _GIGA)} GB every"
                     f" {format_number(report.checkpoint_interval_s / _S_PER_MINUTE)} min"
                 ),

@@ -9,18 +9,18 @@ from foretoken.page.block import Column
 from foretoken.page.chart import Plot
 from foretoken.page.curve import draw_changes, draw_intervals
 from foretoken.page.section import Cell, DataTable, Fact, Section
-from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.notation import explain_names
+from foretoken.simulator.report.question import remark_sections, request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
     PLACE,
     Row,
     RowColumn,
     bound_columns,
+    describe_tied,
     metric_column,
     row_table,
     word_column,
 )
-from foretoken.simulator.report.search_listing import request_sections
 from foretoken.simulator.report.training_search_counts import counts_section
 from foretoken.simulator.report.training_search_finalists import finalists_section
 from foretoken.simulator.report.training_search_fronts import fronts_section
@@ -80,8 +80,7 @@ def training_search_sections(
     if report.sensitivities:
         best = find_best(report, rows)["name"] if rows else ""
         sections.append(_sensitivity(report.sensitivities, best))
-    if report.notes:
-        sections.append(_notes(report.notes))
+    sections += remark_sections(report.notes)
     return with_echo([*sections, *_request(report)], report.echo)
 
 
@@ -101,13 +100,7 @@ def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
         )
     best = find_best(report, rows)
     ranked_by = describe_objective(read_request(report).get("objective", ""))
-    ties = other_ties(report, best)
-    more = f" and {len(ties) - _MAX_TIES:,} more" if len(ties) > _MAX_TIES else ""
-    tied = (
-        f" It ties, within the error of the estimates, with {', '.join(ties[:_MAX_TIES])}{more}."
-        if ties
-        else ""
-    )
+    tied = describe_tied(other_ties(report, best), _MAX_TIES)
     return Section(
         title="The best strategy",
         intro=f"{best['name']} ranks first{f' by {ranked_by}' if ranked_by else ''}:"
@@ -118,21 +111,17 @@ def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
 
 def _facts(best: Row) -> list[Fact]:
     facts = [
-        Fact(
-            label=METRICS[_THROUGHPUT].title,
-            value=METRICS[_THROUGHPUT].words(best),
-            note=describe_bounds(best),
-        ),
+        Fact.of(_THROUGHPUT, best, describe_bounds(best)),
         Fact(
             label=METRICS["step_time_ms"].label,
             value=describe_step(best["step_time_ms"]),
             note=f"{describe_step(best['step_time_low_ms'])} to"
             f" {describe_step(best['step_time_high_ms'])}",
         ),
-        Fact(
-            label=METRICS["mfu_ratio"].label,
-            value=METRICS["mfu_ratio"].words(best),
-            note=", ".join(
+        Fact.of(
+            "mfu_ratio",
+            best,
+            ", ".join(
                 f"{METRICS[name].label} {METRICS[name].words(best)}"
                 for name in ("bubble_ratio", "exposed_communication_ratio")
             ),
@@ -144,13 +133,7 @@ def _facts(best: Row) -> list[Fact]:
         ),
     ]
     if best["usd_per_step"] > 0:
-        facts.append(
-            Fact(
-                label=METRICS[_COST].title,
-                value=METRICS[_COST].words(best),
-                note=f"USD {METRICS['usd_per_step'].words(best)} a step",
-            )
-        )
+        facts.append(Fact.of(_COST, best, f"USD {METRICS['usd_per_step'].words(best)} a step"))
     return facts
 
 
@@ -305,24 +288,7 @@ def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Sec
     )
 
 
-def _notes(notes: Sequence[str]) -> Section:
-    table = DataTable(
-        headers=("what to know of this result",),
-        rows=[(note,) for note in notes],
-        text_columns=(0,),
-    )
-    return Section(title="Remarks", table=table)
-
-
 def _request(report: TrainingSearchReport) -> list[Section]:
-    version = report.model_version or "no trained model"
-    intro = (
-        f"Predictor {version}. Saved as a file and given to `foretoken search training --request"
-        " FILE`, it yields the same answer wherever it runs."
-    )
-    return request_sections(
-        report.request_json,
-        intro,
-        [finalist.scenario_json for finalist in report.finalists],
-        "one of them in a file is a scenario for `foretoken simulate training`.",
-    )
+    origin = f"Predictor {report.model_version or 'no trained model'}"
+    scenarios = [finalist.scenario_json for finalist in report.finalists]
+    return request_sections(report.request_json, "training", scenarios, origin)

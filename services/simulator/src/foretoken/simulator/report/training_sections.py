@@ -12,11 +12,15 @@ from foretoken.domain.results.report import describe_shares
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import training_detail as detail
-from foretoken.simulator.report.echo_section import with_echo
-from foretoken.simulator.report.provenance import configuration_section, describe_interval
+from foretoken.simulator.report.provenance import describe_interval
+from foretoken.simulator.report.question import (
+    configuration_section,
+    list_remarks,
+    remark_sections,
+    with_echo,
+)
 from foretoken.simulator.report.rank_traffic import traffic_section
 from foretoken.simulator.report.stage_memory import parts_section
-from foretoken.simulator.report.training_remarks import list_remarks
 
 # What a page says of the configuration before the whole scenario, by its keys.
 _CONFIGURATION = (
@@ -47,11 +51,7 @@ def training_sections(report: TrainingReport) -> list[Section]:
         sections.append(traffic)
     if report.components:
         sections.append(detail.components(report))
-    remarks = list_remarks(report)
-    if remarks:
-        rows = [(text,) for text in remarks]
-        table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
-        sections.append(Section(title="Remarks", table=table))
+    sections += remark_sections(list_remarks(report))
     return with_echo([*sections, scenario_section(report.scenario_json)], report.echo)
 
 
@@ -111,10 +111,10 @@ def _use_facts(report: TrainingReport) -> list[Fact]:
     exposed = sum(report.exposed_ms_by_axis.values())
     whole = sum(report.communication_ms_by_axis.values())
     return [
-        Fact(
-            label=METRICS["tokens_per_s"].title,
-            value=METRICS["tokens_per_s"].words(report),
-            note=f"{METRICS['tokens_per_s_per_gpu'].words(report)} per GPU,"
+        Fact.of(
+            "tokens_per_s",
+            report,
+            f"{METRICS['tokens_per_s_per_gpu'].words(report)} per GPU,"
             f" {METRICS['num_devices'].words(report)} GPUs",
         ),
         _share_fact(report, "mfu_ratio", f"{METRICS['hfu_ratio'].words(report)} HFU"),

@@ -21,8 +21,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.serving_run import ServingRun
 from foretoken.domain.results.report import ServingReport
 from foretoken.page.section import Section
-from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.page import render_page
+from foretoken.simulator.report.question import with_echo
 from foretoken.simulator.validation.measured_run import load_runs, scenario_of_run
 from foretoken.simulator.validation.serving import validate_serving
 from foretoken.simulator.validation.serving_calibration import calibrate_serving

@@ -18,8 +18,8 @@ from foretoken.domain.models.load import load_model
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.section import DataTable, Section
-from foretoken.simulator.report.echo_section import with_echo
 from foretoken.simulator.report.page import render_page
+from foretoken.simulator.report.question import with_echo
 from foretoken.simulator.training.calibration import CalibrationResult, calibrate_training
 from foretoken.simulator.validation.training import validate_training
 from foretoken.simulator.validation.training_page import training_validation_sections

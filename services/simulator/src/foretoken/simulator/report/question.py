@@ -1,0 +1,96 @@
+"""What a page says of its question and of what the answer rests on, and what to know of it."""
+
+import json
+from collections.abc import Sequence
+
+from foretoken.domain.results.echo import Echo
+from foretoken.domain.results.training_report import TrainingReport
+from foretoken.page.section import About, DataTable, Section
+
+
+def with_echo(sections: Sequence[Section], *echoes: Echo) -> list[Section]:
+    """Return sections with the echoes of their answers after the first, which is the answer."""
+    return with_lines(sections, [line for echo in echoes for line in echo.lines()])
+
+
+def with_lines(sections: Sequence[Section], lines: Sequence[str]) -> list[Section]:
+    """Return sections with lines of echoes after the first; what several say stands once."""
+    parts = (line.partition(": ") for line in lines)
+    rows = dict.fromkeys((name, text) for name, _, text in parts)
+    if not rows:
+        return list(sections)
+    table = DataTable(headers=("", "as it was understood"), rows=list(rows), text_columns={1})
+    section = About(title="The question, and what the answer rests on", table=table)
+    return [*sections[:1], section, *sections[1:]]
+
+
+def remark_sections(remarks: Sequence[str]) -> list[Section]:
+    """Return a section of what to know of a result; none where there is nothing."""
+    rows = [(remark,) for remark in dict.fromkeys(remarks)]
+    table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
+    return [Section(title="Remarks", table=table)] if rows else []
+
+
+def list_remarks(report: TrainingReport) -> Sequence[str]:
+    """Return the advice where memory does not suffice, and the notes.
+
+    What the reason against the configuration says already is left out.
+    """
+    advice = dict.fromkeys(stage.advice for stage in report.memory if stage.advice)
+    reason = report.feasibility.reason
+    return [*(text for text in advice if text not in reason), *report.notes]
+
+
+def configuration_section(scenario_json: str) -> Section:
+    """Return the resolved scenario, folded; an inlined trace is shortened to its length."""
+    return Section(
+        title="Configuration",
+        intro="The resolved scenario; given to the simulator again, it yields the same result.",
+        listing=_listing(json.loads(scenario_json) if scenario_json else {}),
+    )
+
+
+def request_sections(
+    request_json: str, kind: str, finalists: Sequence[str], origin: str
+) -> list[Section]:
+    """Return the resolved request of a search and the finalists' scenarios (as JSON), both folded.
+
+    `kind` is what the command is called by: `serving`; `origin` says of which estimates it is.
+    """
+    sections = [
+        Section(
+            title="Request",
+            intro=f"{origin}. Saved as a file and given to `foretoken search {kind} --request"
+            " FILE`, it yields the same answer wherever it runs.",
+            listing=_listing(json.loads(request_json) if request_json else {}),
+        )
+    ]
+    scenarios = [json.loads(scenario) for scenario in finalists if scenario]
+    if scenarios:
+        sections.append(
+            Section(
+                title="Scenarios of the finalists",
+                intro="Each as it was simulated, in order of the table; one of them in a file is a"
+                f" scenario for `foretoken simulate {kind}`.",
+                listing=_listing(scenarios),
+            )
+        )
+    return sections
+
+
+def _listing(content: object) -> str:
+    return json.dumps(_shorten(content), indent=2, ensure_ascii=False)
+
+
+def _shorten(content: object) -> object:
+    """Return the content with an inlined trace shortened to its length."""
+    if isinstance(content, list):
+        return [_shorten(item) for item in content]
+    if not isinstance(content, dict):
+        return content
+    return {
+        key: f"{len(value)} requests, not shown"
+        if key == "trace_requests" and value
+        else _shorten(value)
+        for key, value in content.items()
+    }
