@@ -16,7 +16,7 @@ from foretoken.domain.results.report import (
 from foretoken.page.section import Section
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_cluster import cluster_sections
-from foretoken.simulator.report.serving_trace import chrome_trace
+from foretoken.simulator.report.trace import serving_trace
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.step_cost import StepAccount
 from foretoken.simulator.serving.tables import build_tables
@@ -132,7 +132,7 @@ def test_a_deployment_without_pools_has_no_such_sections(report: ServingReport) 
 
 def test_the_trace_names_engines_by_pool_and_shows_transfers() -> None:
     tables = build_tables(build_record(), SCENARIO)
-    events = chrome_trace(tables["steps"], tables["requests"])["traceEvents"]
+    events = serving_trace(tables["steps"], tables["requests"])["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["first engine 0", "rest engine 1", "rest engine 2", "requests"]
     moves = [

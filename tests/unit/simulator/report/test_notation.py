@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.simulator.report.notation import explain_names
+from foretoken.simulator.report.search_candidates import explain_names
 
 
 @pytest.mark.parametrize(

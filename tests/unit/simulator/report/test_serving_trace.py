@@ -12,7 +12,7 @@ from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines
 
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.report.serving_trace import chrome_trace
+from foretoken.simulator.report.trace import serving_trace
 from foretoken.simulator.serving.tables import build_tables
 
 _SCENARIO = ServingScenario(model=find_model("llama-3-8b"), device="h100_sxm")
@@ -25,7 +25,7 @@ def _tables(num_engines: int = 2) -> dict[str, pa.Table]:
 
 
 def _trace(tables: dict[str, pa.Table], **options: int) -> list[dict[str, Any]]:
-    trace = chrome_trace(tables["steps"], tables["requests"], **options)
+    trace = serving_trace(tables["steps"], tables["requests"], **options)
     events: list[dict[str, Any]] = json.loads(json.dumps(trace))["traceEvents"]
     return events
 

@@ -174,13 +174,13 @@ def _write_serving_tables(
 
 
 def _write_serving_trace(foretoken: "Foretoken", report: ServingReport, path: Path) -> None:
-    from foretoken.simulator.report.serving_trace import chrome_trace
+    from foretoken.simulator.report.trace import serving_trace
     from foretoken.wire.arrow import read_table
 
     steps, requests = (
         read_table(foretoken.read_serving_table(report, name)) for name in ("steps", "requests")
     )
-    path.write_text(json.dumps(chrome_trace(steps, requests)), encoding="utf-8")
+    path.write_text(json.dumps(serving_trace(steps, requests)), encoding="utf-8")
     note(f"trace written to {path}; open it in https://ui.perfetto.dev")
 
 
@@ -257,9 +257,9 @@ def _write_heat_map(path: Path, report: TrainingReport) -> None:
 
 
 def _write_trace(path: Path, report: TrainingReport) -> None:
-    from foretoken.simulator.report.trace import chrome_trace
+    from foretoken.simulator.report.trace import training_trace
 
-    path.write_text(json.dumps(chrome_trace(report)), encoding="utf-8")
+    path.write_text(json.dumps(training_trace(report)), encoding="utf-8")
     note(f"trace written to {path}; open it in https://ui.perfetto.dev")
 
 

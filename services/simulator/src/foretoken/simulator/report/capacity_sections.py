@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CapacityProbe, CapacityReport
-from foretoken.page.block import Column
+from foretoken.page.block import Chart, Column
 from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import draw_intervals
 from foretoken.page.section import Cell, DataTable, Fact, Section
@@ -40,16 +40,27 @@ def capacity_charts(reports: Mapping[str, CapacityReport]) -> list[Section]:
         caption = "A bar's line is its interval: the workload's chance and the estimates' error."
         plot = Plot(title="Highest rate that meets the targets", caption=caption)
         charts.append(draw_intervals(plot, rates, Column.of(METRICS["capacity_rps"])))
+    shared = "A line is a limit that all share."
+    return _load_sections(reports, shared, before=charts)
+
+
+def _load_sections(
+    reports: Mapping[str, CapacityReport],
+    remark: str,
+    rules: Sequence[Rule] = (),
+    before: Sequence[Chart] = (),
+) -> list[Section]:
+    """Return the charts of latencies over the rate, after others; nothing where there are none."""
     probes = {
         label: sorted(report.probes, key=lambda probe: probe.rate_rps)
         for label, report in reports.items()
     }
     caption = (
         "Each point is a simulation at that rate; a ring misses a target, or was cut short as its"
-        " queue only grew. A line is a limit that all share. An axis is logarithmic where its"
-        " values span more than a factor of 40."
+        f" queue only grew. {remark} An axis is logarithmic where its values span more than a"
+        " factor of 40."
     )
-    charts += load_charts(probes, caption)
+    charts = [*before, *load_charts(probes, caption, rules)]
     return [Section(title="Load and latency", pictures=charts)] if charts else []
 
 
@@ -102,14 +113,8 @@ def _curves(report: CapacityReport) -> list[Section]:
     rules = [Rule("x", report.capacity_rps, "capacity")] if report.capacity_rps else []
     if report.high_rps > report.low_rps:
         rules.append(Rule("x", report.low_rps, end=report.high_rps))
-    caption = (
-        "Each point is a run at that rate; a ring misses a target, or was cut short as its queue"
-        " only grew. The line is the capacity, the shaded range its interval. An axis is"
-        " logarithmic where its values span more than a factor of 40."
-    )
-    by_rate = sorted(report.probes, key=lambda probe: probe.rate_rps)
-    charts = load_charts({"run": by_rate}, caption, rules)
-    return [Section(title="Load and latency", pictures=charts)] if charts else []
+    remark = "The line is the capacity, the shaded range its interval."
+    return _load_sections({"run": report}, remark, rules)
 
 
 def _probes(probes: Sequence[CapacityProbe]) -> Section:

@@ -10,8 +10,12 @@ from foretoken.domain.requests.training_search import StrategyFinalist, Training
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report import search_fronts, training_search_fronts
 from foretoken.simulator.report.fronts import Front, front_charts, thin_rows
-from foretoken.simulator.report.notation import explain_names
-from foretoken.simulator.report.search_candidates import Row, candidate_rows, describe_verdict
+from foretoken.simulator.report.search_candidates import (
+    Row,
+    candidate_rows,
+    describe_verdict,
+    explain_names,
+)
 from foretoken.simulator.report.search_finalists import finalist_sections
 from foretoken.simulator.report.training_search_finalists import finalists_section
 from foretoken.simulator.report.training_search_rows import report_rows

@@ -12,7 +12,6 @@ from foretoken.domain.requests.search import (
 from foretoken.page.block import Column
 from foretoken.page.curve import draw_changes
 from foretoken.page.section import Cell, DataTable, Fact, Section
-from foretoken.simulator.report.notation import explain_names
 from foretoken.simulator.report.question import request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
     PLACE,
@@ -23,6 +22,7 @@ from foretoken.simulator.report.search_candidates import (
     candidate_rows,
     describe_replicas,
     describe_tied,
+    explain_names,
     find_closest,
     metric_column,
     qualified_rows,

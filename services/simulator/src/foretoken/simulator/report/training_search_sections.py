@@ -9,7 +9,6 @@ from foretoken.page.block import Column
 from foretoken.page.chart import Plot
 from foretoken.page.curve import draw_changes, draw_intervals
 from foretoken.page.section import Cell, DataTable, Fact, Section
-from foretoken.simulator.report.notation import explain_names
 from foretoken.simulator.report.question import remark_sections, request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
     PLACE,
@@ -17,14 +16,13 @@ from foretoken.simulator.report.search_candidates import (
     RowColumn,
     bound_columns,
     describe_tied,
+    explain_names,
     metric_column,
     row_table,
     word_column,
 )
-from foretoken.simulator.report.training_search_counts import counts_section
 from foretoken.simulator.report.training_search_finalists import finalists_section
 from foretoken.simulator.report.training_search_fronts import fronts_section
-from foretoken.simulator.report.training_search_maps import maps_section
 from foretoken.simulator.report.training_search_placements import placements_section
 from foretoken.simulator.report.training_search_rows import (
     TO_TELL_APART,
@@ -49,6 +47,7 @@ from foretoken.simulator.report.training_search_rows import (
     strategies_per_s,
     throughput_bounds,
 )
+from foretoken.simulator.report.training_search_space import counts_section, maps_section
 
 _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
 _RATIOS = ("mfu_ratio", "bubble_ratio")

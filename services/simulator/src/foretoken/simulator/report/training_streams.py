@@ -69,15 +69,23 @@ def assign_lanes(spans: SpanArrays) -> list[int]:
 
     Two passes that run together, and transfers at the same time, need more than one.
     """
-    free: dict[tuple[int, bool], list[float]] = {}
+    lanes = np.zeros(len(spans.kind), dtype=np.int64)
+    for stage in spans.stages:
+        for is_compute in (True, False):
+            here = (spans.stage == stage) & (spans.is_compute == is_compute)
+            lanes[here] = pick_lanes(spans.start_ms[here], spans.end_ms[here])
+    return [int(lane) for lane in lanes]
+
+
+def pick_lanes(starts: Floats, ends: Floats) -> list[int]:
+    """Return the first lane that is free when each span starts, from 0; they start in order."""
+    free: list[float] = []
     lanes = []
-    columns = (spans.stage, spans.is_compute, spans.start_ms, spans.end_ms)
-    for stage, is_compute, start, end in zip(*(item.tolist() for item in columns), strict=True):
-        ends = free.setdefault((stage, is_compute), [])
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         # What touches does not overlap, whatever the last digits of a sum say.
         begin = start + _TOUCHING_RATIO * max(end - start, 0.0)
-        lane = next((index for index, until in enumerate(ends) if until <= begin), len(ends))
-        ends[lane : lane + 1] = [end]
+        lane = next((index for index, until in enumerate(free) if until <= begin), len(free))
+        free[lane : lane + 1] = [end]
         lanes.append(lane)
     return lanes
 

@@ -18,7 +18,7 @@ from foretoken.domain.errors import InvalidRequestError, UnknownJobError
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport, KeptResult
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.simulator.report import serving_trace, trace
+from foretoken.simulator.report.trace import serving_trace, training_trace
 from foretoken.simulator.results import name_result
 from foretoken.wire.arrow import read_table
 
@@ -92,13 +92,13 @@ def send_trace(visit: Visit) -> Sent:
     """
     result, report = read(visit, visit.place["job"])
     if isinstance(report, TrainingReport):
-        content = trace.chrome_trace(report)
+        content = training_trace(report)
     elif isinstance(report, ServingReport):
         steps, requests = (
             read_table(visit.simulator.read_serving_table(result.job_id, name))
             for name in ("steps", "requests")
         )
-        content = serving_trace.chrome_trace(steps, requests)
+        content = serving_trace(steps, requests)
     else:
         raise InvalidRequestError.of_field("job", f"a {result.kind} has no trace")
     body = json.dumps(content).encode()
