@@ -123,15 +123,19 @@ def test_even_stages_take_what_the_simulator_says(schedule: str, trainer: str) -
     np.testing.assert_allclose(found, _steps_ms(chosen, everything), rtol=2e-3)
 
 
-@pytest.mark.parametrize("overlaps", ["true", "false"])
-def test_tokens_sent_once_take_what_the_simulator_says(overlaps: str) -> None:
-    """Experts over one node and over two, out in 8 bit to one node alone and back in 16."""
-    rules = {
-        "sends_tokens_once": "true",
-        "nodes_per_token": "1",
-        "dispatch_dtype": "fp8",
-        "overlaps_expert_exchange": overlaps,
-    }
+_SENT_ONCE = {"sends_tokens_once": "true", "nodes_per_token": "1", "dispatch_dtype": "fp8"}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {**_SENT_ONCE, "overlaps_expert_exchange": "true"},
+        {**_SENT_ONCE, "overlaps_expert_exchange": "false"},
+        {"expert_call_us": "2000"},
+    ],
+)
+def test_experts_take_what_the_simulator_says(rules: Mapping[str, str]) -> None:
+    """Over one node and over two, out in 8 bit to one node alone and back in 16; called slowly."""
     base = _base(
         model=replace(find_model("mixtral-8x7b"), num_layers=8),
         trainer=_unbounded("megatron-core", rules),

@@ -156,7 +156,8 @@ class TrainerProfile:
 
     Host: `forward_gap_us` and `backward_gap_us` are what eager launches leave between the kernels
     of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs
-    `launch_us` for each kernel, so a layer of small ones takes at least that of all of them. Where
+    `launch_us` for each kernel, so a layer of small ones takes at least that of all of them, and
+    `expert_call_us` more for each expert's product where experts are multiplied call by call. Where
     ZeRO 3 exchanges lists of tensors, one entry a rank, the device waits `list_rank_us` for each
     weight and rank.
 
@@ -235,6 +236,7 @@ class TrainerProfile:
     backward_gap_us: float = 0.0
     step_gap_us: float = 0.0
     launch_us: float = 0.0
+    expert_call_us: float = 0.0
     list_rank_us: float = 0.0
     overwrites_logits: bool = False
     overwrites_softmax: bool = True
@@ -285,6 +287,7 @@ _LEAST = {
     "backward_gap_us": 0,
     "step_gap_us": 0,
     "launch_us": 0,
+    "expert_call_us": 0,
     "list_rank_us": 0,
     "workspace_bytes": 0,
     "expert_workspace_bytes": 0,

@@ -38,13 +38,20 @@ class PassNodes:
 class StreamRules:
     """What a framework does to a pass: its host's times in µs, and the slowdown.
 
-    The host leaves `gap_us` in each layer, and needs `launch_us` for each kernel: where a layer's
-    kernels are shorter than that, it is as long as they take to launch.
+    The host leaves `gap_us` in each layer, and needs `launch_us` for each kernel, of experts
+    `expert_call_us` more for each of them: where a layer's kernels are shorter than that, it is as
+    long as they take to launch.
     """
 
     gap_us: Column
     slowdown_ratio: float = 1.0
     launch_us: float = 0.0
+    expert_call_us: float = 0.0
+
+    def submission_us(self, node: OperatorNode) -> float:
+        """Return what the host needs to launch an operator, outside of layers all repetitions."""
+        num_launches = 1 if node.section is Section.LAYER else node.repeat
+        return num_launches * (self.launch_us + called_experts(node) * self.expert_call_us)
 
     @property
     def outside_of_layers(self) -> "StreamRules":
@@ -71,6 +78,11 @@ class Communicate:
 
 
 Program = tuple[Compute | Communicate, ...]
+
+
+def called_experts(node: OperatorNode) -> int:
+    """Return the experts whose products an operator multiplies, of a rank."""
+    return int(node.dims.get("num_groups", 0))
 
 
 def split_layers(nodes: Nodes) -> tuple[Nodes, Nodes]:
@@ -124,19 +136,19 @@ def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program
             program.append(_communicate(node, index, duration))
         else:
             program.append(Compute(_time(node, duration), tuple(concurrent.pop(node.role))))
-    num_launches = sum(1 if node.section is Section.LAYER else node.repeat for node in nodes)
-    host_us = _host_time(num_launches, [*program, Compute(pending)], rules)
+    submission_us = sum(map(rules.submission_us, nodes))
+    host_us = _host_time(submission_us, [*program, Compute(pending)], rules)
     program.append(Compute(pending + host_us))
     return tuple(program)
 
 
 def _host_time(
-    num_launches: int, program: Sequence[Compute | Communicate], rules: StreamRules
+    submission_us: float, program: Sequence[Compute | Communicate], rules: StreamRules
 ) -> Column:
     """Return what the host adds to a layer: its gap, and launches that kernels do not cover."""
-    if not rules.launch_us:
+    if not submission_us:
         return rules.gap_us
-    uncovered_us = 0.0 * rules.gap_us + num_launches * rules.launch_us
+    uncovered_us = 0.0 * rules.gap_us + submission_us
     for step in program:
         if isinstance(step, Compute) or step.overlap is Overlap.EXPOSED:
             uncovered_us = uncovered_us - step.time_us

@@ -54,11 +54,13 @@ class TimingRules:
 
     def streams(self, trainer_gap_us: float, calibrated_gap_us: float) -> StreamRules:
         """Return the rules of a pass with these gaps of the host."""
-        raw = 0.0 if self.prices.covers_layers else trainer_gap_us
+        is_timed = not self.prices.covers_layers
+        raw = is_timed * trainer_gap_us
         return StreamRules(
             gap_us=self.columns.calibrated(raw + calibrated_gap_us, raw),
             slowdown_ratio=self.trainer.overlap_slowdown_ratio,
-            launch_us=0.0 if self.prices.covers_layers else self.trainer.launch_us,
+            launch_us=is_timed * self.trainer.launch_us,
+            expert_call_us=is_timed * self.trainer.expert_call_us,
         )
 
 

@@ -23,7 +23,7 @@ from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.search.training.transfer_calls import near_pair
 from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.passes import PassCutter, PassParts, PassTime, time_passes
-from foretoken.simulator.steps.program import StreamRules
+from foretoken.simulator.steps.program import StreamRules, called_experts
 from foretoken.simulator.steps.recompute import LAYER_INPUT, RecomputePlan, plan_recompute
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.stage_operators import ChunkOperators
@@ -232,9 +232,11 @@ class _Family:
     ) -> Iterator[tuple[list[int], PassTime]]:
         """Yield the times of a pass of kinds of chunks, with the places of these."""
         is_forward = name == "forward"
+        trainer = self._timer.trainer
         rules = StreamRules(
             gap_us=self._timer.gap_us(name, self._exchange)[:, None],
-            launch_us=self._timer.trainer.launch_us,
+            launch_us=trainer.launch_us,
+            expert_call_us=trainer.expert_call_us,
         )
 
         def cutter(kind: ChunkKind | None) -> PassCutter:
@@ -311,7 +313,11 @@ class _ShapeWork:
         # Ranks of tp each have all that layers hand on, and so may keep a part of it.
         is_whole = shape.rank.layout.tp > 1 and not splits_tokens(shape.rank, shape.scenario)
         inputs = (_input_gather(shape),) if scenario.partitions_activations and is_whole else ()
-        signature = _signature((*shape.forward, *shape.backward)), is_whole, bool(boundary)
+        operators = (*shape.forward, *shape.backward)
+        # Members of a family share the host's time, so where experts are called by themselves they
+        # have as many of them.
+        calls = tuple(map(called_experts, operators)) if shape.trainer.expert_call_us else ()
+        signature = _signature(operators), calls, is_whole, bool(boundary)
         return cls(shape, boundary, inputs, signature)
 
     @property
