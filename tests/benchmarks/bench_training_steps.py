@@ -161,6 +161,12 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
     rules = json.loads(line["rules"] or "{}")
     for start, sourced in _SOURCED_RULES.items():
         rules.update(sourced if line["id"].startswith(start) else {})
+    # NVIDIA/NeMo, collections/llm/recipes/precision/mixed_precision.py (fp8_params), and
+    # NVIDIA-NeMo/Megatron-Bridge, training/mixed_precision.py (fp8_param_gather): on where FP8 is
+    # scaled by tensor. With mxfp8 parameters are gathered in bf16 (docs/training/
+    # moe-optimization.md).
+    if line["trainer"] == "megatron-core" and "mxfp8" not in line["id"]:
+        rules["keeps_narrow_weights"] = "true"
     number = {name: int(line[name]) for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "zero")}
     is_interleaved = number["vpp"] > 1
     return TrainingScenario(

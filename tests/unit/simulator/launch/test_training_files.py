@@ -238,11 +238,14 @@ def test_tokens_are_sent_once_by_deepep_to_as_many_nodes_as_the_router_allows(
     assert [] == [line for line in expected if line in plain]
 
 
-def test_moments_of_16_bit_take_the_optimizer_that_has_them(tmp_path: Path) -> None:
+def test_formats_of_states_are_options(tmp_path: Path) -> None:
+    """Moments in 16 bit take the optimizer that has them."""
     expected = [
         *("--use-precision-aware-optimizer", "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16"),
+        "--fp8-param-gather",
     ]
-    trainer = TrainerSpec(profile="megatron-core", rules={"moment_dtype": "bf16"})
+    rules = {"moment_dtype": "bf16", "keeps_narrow_weights": "true"}
+    trainer = TrainerSpec(profile="megatron-core", rules=rules)
     narrow = _lines(_write(tmp_path / "narrow", replace(_EXPERTS, trainer=trainer))["train.sh"])
     assert [] == [line for line in expected if line not in narrow]
     plain = _lines(_write(tmp_path / "plain", _EXPERTS)["train.sh"])

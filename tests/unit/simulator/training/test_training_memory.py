@@ -212,11 +212,24 @@ def test_a_small_step_peaks_in_its_update() -> None:
 
 def test_weights_of_8_bit_training_are_there_in_16_bit_and_twice_in_8() -> None:
     wide, narrow = (_fullest(dtype=dtype, device="h100_sxm") for dtype in (DType.BF16, DType.FP8))
+    assert 2 * _num_multiplied() == narrow.weights_bytes - wide.weights_bytes
+    assert wide.gradients_bytes == narrow.gradients_bytes
+
+
+@pytest.mark.parametrize(("zero_stage", "saved"), [(1, 2), (3, 1 / 4)])
+def test_weights_kept_in_8_bit_alone_have_none_in_16(zero_stage: int, saved: float) -> None:
+    """A byte each, which four ranks may split, and where they do not another, transposed."""
+    rules = {"keeps_narrow_weights": "true"}
+    fields = {"dtype": DType.FP8, "device": "h100_sxm", "dp": 4, "zero_stage": zero_stage}
+    wide, narrow = (_fullest(**fields, trainer=TrainerSpec(rules=r)) for r in ({}, rules))
+    assert saved * _num_multiplied() == wide.weights_bytes - narrow.weights_bytes
+
+
+def _num_multiplied() -> int:
+    """Return the weights that the layers' products multiply."""
     model = find_model("llama-3.2-1b")
     per_layer = 2 * model.hidden * (model.num_heads + model.num_kv_heads) * model.head_dim
-    per_layer += 3 * model.hidden * model.intermediate
-    assert 2 * model.num_layers * per_layer == narrow.weights_bytes - wide.weights_bytes
-    assert wide.gradients_bytes == narrow.gradients_bytes
+    return model.num_layers * (per_layer + 3 * model.hidden * model.intermediate)
 
 
 def test_msp_keeps_the_inputs_that_fsp_gathers_again() -> None:

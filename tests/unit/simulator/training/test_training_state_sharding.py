@@ -94,6 +94,15 @@ def test_sharded_parameters_are_gathered_before_both_passes() -> None:
     assert () == found.gather
 
 
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_weights_in_8_bit_are_gathered_by_a_byte_each(zero_stage: int) -> None:
+    fields = {"layout": ParallelLayout(dp=8), "zero_stage": zero_stage, "dtype": DType.FP8}
+    found = _exchange(_scenario({"keeps_narrow_weights": "true"}, **fields))
+    gathers = found.gather if zero_stage == 1 else found.forward
+    in_layers = 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    assert 2 * _NUM_PARAMS - in_layers == sum(size for _, size, _ in _collectives(gathers))
+
+
 def test_fsdp2_gathers_and_reduces_once_a_step_in_a_pipeline() -> None:
     layout, trainer = ParallelLayout(pp=2, dp=8), TrainerSpec(profile="torchtitan")
     found = _exchange(_scenario(layout=layout, zero_stage=3, trainer=trainer))

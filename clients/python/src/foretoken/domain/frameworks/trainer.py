@@ -138,7 +138,8 @@ class TrainerProfile:
 
     Formats: `gradient_dtype` is what gradients are summed up and reduced in (none: the compute
     format), `master_dtype` that of the optimizer's copy of the weights, `moment_dtype` that of its
-    two moments.
+    two moments. Weights that are multiplied in 8 bit are kept in 16 besides, or with
+    `keeps_narrow_weights` in 8 bit alone, in which they are gathered too.
 
     Communication: `transfers` between stages are `rendezvous` (both ends must have arrived) or
     `buffered`, in an interleaved pipeline `interleaved_transfers` (empty: no other ones); with
@@ -216,6 +217,7 @@ class TrainerProfile:
     gradient_dtype: DType | None = DType.FP32
     master_dtype: DType = DType.FP32
     moment_dtype: DType = DType.FP32
+    keeps_narrow_weights: bool = False
     transfers: str = "rendezvous"
     interleaved_transfers: str = ""
     has_duplex_links: bool = True

@@ -230,10 +230,9 @@ class StateMeter:
         ):
             if counts[name].any():
                 shards = np.asarray(ranks.shards)
-                sizes.append(_size_group(counts[name], chunks, group, shards, np.asarray(parts)))
-        starts, _ = chunk_bounds(chunks.layers)
-        narrow = np.add.reduceat(counts["narrow"], starts, axis=1)[:, chunks.ranks].sum(axis=-1)
-        return sum_states(sizes, narrow[group], self._count_placeholders(chunks)[group], rules)
+                own = (counts[name], counts[f"{name}_narrow"])
+                sizes.append(_size_group(own, chunks, group, shards, np.asarray(parts)))
+        return sum_states(sizes, self._count_placeholders(chunks)[group], rules)
 
     def _count_placeholders(self, chunks: HeldChunks) -> Floats:
         """Return what stays next to the states, of shape [group, rank]."""
@@ -292,23 +291,30 @@ class ModelMemory:
 
 
 def _size_group(
-    counts: Floats, chunks: HeldChunks, group: Ints, shards: Ints, parts: Ints
+    counts: tuple[Floats, Floats], chunks: HeldChunks, group: Ints, shards: Ints, parts: Ints
 ) -> GroupSizes:
-    """Return the parameters of the chunks of every rank, given those of places: [group, place]."""
+    """Return the parameters of the chunks of every rank, given those of places: [group, place].
+
+    The second are those of them that are multiplied in 8 bit.
+    """
     starts, _ = chunk_bounds(chunks.layers)
-    in_layers = counts.copy()
+    in_layers = counts[0].copy()
     in_layers[:, [0, -1]] = 0.0
-    total, largest, inside = (
+    total, largest, inside, narrow, largest_narrow = (
         reduce(values, starts, axis=1)[:, chunks.ranks]
         for reduce, values in (
-            (np.add.reduceat, counts),
+            (np.add.reduceat, counts[0]),
             (np.maximum.reduceat, in_layers),
             (np.add.reduceat, in_layers),
+            (np.add.reduceat, counts[1]),
+            (np.maximum.reduceat, counts[1]),
         )
     )
     return GroupSizes(
         num_params=total[group],
         num_layer_params=largest[group],
+        num_narrow=narrow[group],
+        num_layer_narrow=largest_narrow[group],
         num_outside=(total - inside)[group],
         num_layers=np.array(chunks.layers)[chunks.ranks],
         num_shards=np.reshape(shards, (-1, 1, 1)),

@@ -21,10 +21,10 @@ from foretoken.simulator.steps.state_sums import HeldParameters
 # The places of a model: both ends, a tied head with a copy of the embedding, then the layers.
 EMBEDDING, HEAD, COPIED_HEAD, LAYERS = range(4)
 # What is counted of a place: parameters of experts and all others (dense), and the tensors that
-# they are in; what is summed over tp, tables that may be tied, weights kept in 8 bit.
+# they are in; what is summed over tp, tables that may be tied, weights multiplied in 8 bit.
 FIGURES = (
     *("dense", "expert", "dense_tensors", "expert_tensors"),
-    *("norms", "table", "narrow"),
+    *("norms", "table", "dense_narrow", "expert_narrow"),
 )
 _TABLES = ("lm_head", "embedding")
 _GROUPED = "grouped_gemm"
@@ -132,7 +132,7 @@ class HeldWeights:
             f"{name}_tensors": node.num_tensors,
             "norms": num_weights * is_summed,
             "table": kept * (node.role in _TABLES),
-            "narrow": num_weights * (node.dtype is DType.FP8),
+            f"{name}_narrow": kept * (node.dtype is DType.FP8),
         }
         return np.array([own.get(figure, 0) for figure in FIGURES], dtype=np.int64)
 
@@ -166,6 +166,7 @@ def add_places(counts: Ints, places: Sequence[int], degrees: Degrees) -> ChunkPa
             num_params=total[name],
             num_layer_params=largest[FIGURES.index(name)],
             num_tensors=total[f"{name}_tensors"],
+            num_narrow=total[f"{name}_narrow"],
             ranks=getattr(degrees, name),
         )
         for name in ("dense", "expert")

@@ -18,6 +18,7 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
+from foretoken.simulator.grid import Ints
 from foretoken.simulator.steps.parameters import (
     EMBEDDING,
     FIGURES,
@@ -30,7 +31,7 @@ from foretoken.simulator.steps.parameters import (
 from foretoken.simulator.steps.sharding import SPLITS_GRADIENTS, SPLITS_PARAMETERS, ScenarioDegrees
 from foretoken.simulator.steps.stage_hardware import StageHardware
 from foretoken.simulator.steps.state_exchange import ChunkExchange
-from foretoken.simulator.steps.state_sums import HeldParameters, StateCall
+from foretoken.simulator.steps.state_sums import HeldParameters, StateCall, wide_values
 
 _GRADIENT, _PARAMETER = "gradient_reduction", "parameter_gather"
 # What has a weight that is split over ranks; norms and biases are small enough to stay whole.
@@ -166,6 +167,7 @@ class _Writer:
                 num_params=int(held.num_params),
                 num_tensors=int(held.num_tensors),
                 num_layer_params=int(held.num_layer_params),
+                num_narrow=int(held.num_narrow),
                 layer_params=tuple(self._counts[FIGURES.index(name), LAYERS:].tolist()),
                 ranks=held.ranks,
             )
@@ -195,7 +197,9 @@ class _Writer:
     def _layer_gathers(self, group: ParameterGroup) -> Iterator[OperatorNode]:
         role = f"{group.name}_parameter_all_gather"
         is_hidden = self._trainer.overlaps_parameter_gather
-        for node in self._by_layer(group, role, "all_gather"):
+        counts = self._counts[[FIGURES.index(group.name), FIGURES.index(f"{group.name}_narrow")]]
+        values = wide_values(counts[0], counts[1], self._trainer)
+        for node in self._by_layer(group, role, "all_gather", values):
             overlap = Overlap.PREFETCH if is_hidden else Overlap.EXPOSED
             yield from self._listed(node, ("zero", "fill"))
             yield dataclasses.replace(node, overlap=overlap)
@@ -204,7 +208,8 @@ class _Writer:
     def _layer_scatters(self, group: ParameterGroup) -> Iterator[OperatorNode]:
         role = f"{group.name}_gradient_reduce_scatter"
         is_hidden = self._trainer.overlaps_gradient_reduction
-        for node in self._by_layer(group, role, "reduce_scatter"):
+        values = self._counts[FIGURES.index(group.name)]
+        for node in self._by_layer(group, role, "reduce_scatter", values):
             overlap = Overlap.DEFERRED if is_hidden else Overlap.EXPOSED
             yield from self._listed(node, ("divide", "buffer_copy"), ("copy", "buffer_copy"))
             yield dataclasses.replace(node, overlap=overlap)
@@ -221,13 +226,15 @@ class _Writer:
                 num_sharing=1,
             )
 
-    def _by_layer(self, group: ParameterGroup, role: str, operator: str) -> Iterator[OperatorNode]:
-        """Yield a collective for all layers with as many parameters, and the rest's."""
+    def _by_layer(
+        self, group: ParameterGroup, role: str, operator: str, values: Ints
+    ) -> Iterator[OperatorNode]:
+        """Yield a collective for all layers with as many values, and the rest's, given by place."""
         if group.ranks.shards == 1:
             return
         ranks, is_listed = group.ranks.of_shards, self._trainer.list_rank_us > 0
         layers: dict[int, list[int]] = {}
-        for layer, count in zip(self._rank.stage_layers, group.layer_params, strict=True):
+        for layer, count in zip(self._rank.stage_layers, values[LAYERS:].tolist(), strict=True):
             layers.setdefault(count, []).append(layer)
         layers.pop(0, None)
         for count, held in layers.items():
@@ -238,9 +245,8 @@ class _Writer:
             node = dataclasses.replace(node, section=Section.LAYER, **place(held))
             yield from (node for _ in range(num_calls))
         for section, end in ((Section.EMBEDDING, EMBEDDING), (Section.HEAD, HEAD)):
-            num_params = int(self._counts[FIGURES.index(group.name), end])
-            if num_params:
-                node = self._collective(role, operator, num_params, ranks)
+            if values[end]:
+                node = self._collective(role, operator, int(values[end]), ranks)
                 yield dataclasses.replace(node, section=section)
 
     def _embedding_reduction(self) -> Iterator[OperatorNode]:

@@ -22,12 +22,13 @@ class HeldParameters:
     """Parameters of a group, dense or of experts, as a rank keeps them before they are sharded.
 
     They are `num_params` in `num_tensors` tensors, `num_layer_params` of them in the largest layer
-    of the chunk.
+    of the chunk, and `num_narrow` are multiplied in 8 bit.
     """
 
     num_params: Quantity
     num_layer_params: Quantity
     num_tensors: Quantity
+    num_narrow: Quantity
     ranks: StateRanks
 
 
@@ -87,7 +88,8 @@ class StateRule:
         Where a framework broadcasts them, ranks send theirs one after the other. A broadcast goes
         through a ring as a gather of as many bytes does.
         """
-        num_params, shards = held.num_params, held.ranks.shards
+        shards = held.ranks.shards
+        num_params = wide_values(held.num_params, held.num_narrow, self.trainer)
         in_layers = (self.stage > 2) & (self.is_once ^ True)  # noqa: PLR2004 - of parameters
         is_gathered = (self.stage > 0) & (in_layers ^ True) & (num_params > 0) & (shards > 1)
         num_owners = smaller(shards, held.num_tensors) if self.trainer.broadcasts_parameters else 1
@@ -99,6 +101,11 @@ class StateRule:
             degree=shards,
             stride=held.ranks.stride,
         )
+
+
+def wide_values(num_params: Quantity, num_narrow: Quantity, trainer: TrainerProfile) -> Quantity:
+    """Return of how many values in 16 bit parameters take the bytes, where some have 8."""
+    return num_params - num_narrow // 2 * trainer.keeps_narrow_weights
 
 
 def _cut_buckets(

@@ -354,6 +354,7 @@ def _write_formats(run: LaunchedRun) -> Options:
         "bf16": dtype in (DType.BF16, DType.FP8),
         "fp16": dtype is DType.FP16,
         "fp8-format": "hybrid" if dtype is DType.FP8 else None,
+        "fp8-param-gather": dtype is DType.FP8 and run.rules.keeps_narrow_weights,
         "accumulate-allreduce-grads-in-fp32": is_16_bit and gradients is DType.FP32,
         "grad-reduce-in-bf16": is_16_bit and is_reduced_in_bf16,
         **_write_moments(run),

@@ -235,7 +235,9 @@ def _write_compilation(run: LaunchedRun) -> Options:
         options |= {"compile.enable": True, "compile.components": ["model", "loss"]}
     if is_fp8:
         options |= {
-            "quantize.linear.float8.enable_fsdp_float8_all_gather": False,
+            "quantize.linear.float8.enable_fsdp_float8_all_gather": (
+                run.rules.keeps_narrow_weights
+            ),
             "quantize.linear.float8.filter_fqns": ["output", "router.gate"],
         }
     if is_fp8 and run.has_experts:

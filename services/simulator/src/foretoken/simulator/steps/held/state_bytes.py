@@ -61,12 +61,15 @@ class GroupSizes:
     """Parameters that the same ranks hold copies of, in the chunks of a rank: [case, rank, chunk].
 
     `num_layer_params` are those of the largest of a chunk's `num_layers` layers, `num_outside`
-    those outside of layers. `num_shards` ranks split their states where they are split;
-    `num_parts` ranks hold a weight together, which is whole while its layer runs.
+    those outside of layers; `num_narrow` and `num_layer_narrow` are multiplied in 8 bit.
+    `num_shards` ranks split their states where they are split; `num_parts` ranks hold a weight
+    together, which is whole while its layer runs.
     """
 
     num_params: Floats
     num_layer_params: Floats
+    num_narrow: Floats
+    num_layer_narrow: Floats
     num_outside: Floats
     num_layers: Ints
     num_shards: Ints
@@ -92,27 +95,17 @@ class StateRules:
         return self.trainer.gradient_dtype or self.dtype
 
 
-def sum_states(
-    groups: Sequence[GroupSizes], narrow: Floats, placeholders: Floats, rules: StateRules
-) -> StateBytes:
-    """Return the states of ranks with these groups of parameters: [case, rank].
-
-    `narrow` parameters have copies in 8 bit, and of their transposes, that stay for a step. Where
-    weights are sharded, or have another format anyhow, they are made for each layer anew.
-    Source: Transformer Engine 2, `get_weight_workspace` (is_first_microbatch).
-    """
-    trainer, dtype, stage = rules.trainer, rules.dtype, rules.stage
-    weight = trainer.master_dtype if trainer.trains_master_weights else dtype
+def sum_states(groups: Sequence[GroupSizes], placeholders: Floats, rules: StateRules) -> StateBytes:
+    """Return the states of ranks with these groups of parameters: [case, rank]."""
+    trainer, stage = rules.trainer, rules.stage
     master = 0.0 if trainer.trains_master_weights else trainer.master_dtype.num_bytes
     per_param = master + _NUM_MOMENTS * trainer.moment_dtype.num_bytes
-    none = np.zeros_like(narrow)
+    none = np.zeros_like(placeholders)
     whole = sum((group.num_params.sum(axis=-1) for group in groups), none)
     shares = sum(((group.num_params / group.num_shards).sum(axis=-1) for group in groups), none)
-    has_copies = (stage < SPLITS_PARAMETERS) & (not trainer.trains_master_weights)
-    copies = _NUM_NARROW_COPIES * np.where(has_copies, narrow, 0.0)
     updated = np.where(stage > 0, shares, whole)
     return StateBytes(
-        weights=weight.num_bytes * np.where(stage >= SPLITS_PARAMETERS, shares, whole) + copies,
+        weights=sum((_weights(group, rules) for group in groups), none),
         gradients=rules.gradient_dtype.num_bytes
         * np.where(stage >= SPLITS_GRADIENTS, shares, whole),
         optimizer=per_param * updated,
@@ -120,6 +113,26 @@ def sum_states(
         placeholders=placeholders,
         update=_update(whole, updated, rules),
     )
+
+
+def _weights(group: GroupSizes, rules: StateRules) -> Floats:
+    """Return the bytes of weights that ranks keep from step to step.
+
+    What is multiplied in 8 bit has copies so, and of their transposes, that stay for a step, or is
+    kept so alone with its transpose. Where weights are sharded, or have another format anyhow, such
+    copies are made for each layer anew.
+    Source: Transformer Engine 2, `get_weight_workspace` (is_first_microbatch), `Float8Tensor`.
+    """
+    trainer, splits = rules.trainer, rules.stage >= SPLITS_PARAMETERS
+    shards = np.where(splits[..., None], group.num_shards, 1)
+    num_params = (group.num_params / shards).sum(axis=-1)
+    if trainer.trains_master_weights:
+        return np.asarray(trainer.master_dtype.num_bytes * num_params)
+    narrow = (group.num_narrow / shards).sum(axis=-1)
+    copies = np.where(splits, 0.0, _NUM_NARROW_COPIES * narrow)
+    if trainer.keeps_narrow_weights:
+        copies = np.where(splits, narrow, copies) - rules.dtype.num_bytes * narrow
+    return np.asarray(rules.dtype.num_bytes * num_params + copies)
 
 
 def _update(num_params: Floats, num_updated: Floats, rules: StateRules) -> Floats:
@@ -150,15 +163,17 @@ def _gathered(groups: Sequence[GroupSizes], whole: Floats, rules: StateRules) ->
 
     Parameters outside of layers are gathered once and stay until the backward pass has ended.
     """
-    dtype = rules.dtype
+    width = rules.dtype.num_bytes
     # The gradients as computed, and the buffer in which they are reduced.
-    both = dtype.num_bytes + rules.gradient_dtype.num_bytes
+    both = width + rules.gradient_dtype.num_bytes
     stage, largest = rules.stage[..., None], np.zeros_like(whole)
     for group in groups:
-        in_layers = np.minimum(_NUM_GATHERED_LAYERS, group.num_layers) * group.num_layer_params
+        saved = (width - 1) * rules.trainer.keeps_narrow_weights * group.num_layer_narrow
+        layer_bytes = width * group.num_layer_params - saved
+        in_layers = np.minimum(_NUM_GATHERED_LAYERS, group.num_layers) * layer_bytes
         num_bytes = both * (stage >= SPLITS_GRADIENTS) * group.num_layer_params
-        num_params = (stage >= SPLITS_PARAMETERS) * (in_layers + group.num_outside)
+        whole_bytes = (stage >= SPLITS_PARAMETERS) * (in_layers + width * group.num_outside)
         split = np.where(group.num_parts > 1, group.num_parts, 0)
-        num_bytes = num_bytes + dtype.num_bytes * num_params + dtype.num_bytes * split * in_layers
+        num_bytes = num_bytes + whole_bytes + split * in_layers
         largest = np.maximum(largest, num_bytes.max(axis=-1))
     return np.where(rules.is_once, both * whole, largest)
