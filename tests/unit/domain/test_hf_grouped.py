@@ -177,6 +177,34 @@ def test_ling_flash_has_the_published_parameters() -> None:
     assert pytest.approx([103e9, 6.1e9, 4.8e9], rel=0.02) == found
 
 
+def test_hunyuan_a13b_has_the_published_parameters() -> None:
+    """Its card: 80 billion, 13 active; its file says the experts of every layer."""
+    keys = {
+        "hidden_size": 4096,
+        "intermediate_size": 3072,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_hidden_layers": 32,
+        "vocab_size": 128167,
+        "num_experts": 64,
+        "moe_topk": [8] * 32,
+        "moe_intermediate_size": [3072] * 32,
+        "num_shared_expert": [1] * 32,
+        "use_qk_norm": True,
+        "use_mixed_mlp_moe": True,
+        "tie_word_embeddings": True,
+    }
+    count = count_parameters(_read("hunyuan_v1_moe", **keys))
+    assert pytest.approx([80e9, 13e9], rel=0.025) == [count.total, count.active_total]
+    uneven = {**keys, "moe_topk": [8] * 31 + [4]}
+    with pytest.raises(InvalidRequestError, match="moe_topk: expected an integer"):
+        _read("hunyuan_v1_moe", **uneven)
+
+
+def test_the_first_of_four_layers_sees_all_tokens_where_a_family_has_it_so() -> None:
+    assert "2*(full-mlp 3*window-mlp)" == _read("cwm", sliding_window=1024).pattern
+
+
 def test_a_parallel_residual_is_of_dense_halves() -> None:
     with pytest.raises(InvalidRequestError, match="has_parallel_residual"):
         _read("glm4_moe", **_EXPERTS, use_parallel_residual=True)
@@ -222,8 +250,17 @@ _BUILT = (
     *("glm4_moe_lite", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared"),
     *("ministral3", "olmo2", "olmo3", "olmoe", "phi3", "phimoe", "qwen3_next"),
     *("seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2"),
+    *("afmoe", "apertus1p5_text", "aria_text", "bitnet", "cwm", "exaone", "flex_olmo", "flint"),
+    *("granite_swa", "granitemoe_swa", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
+    *("hyperclovax", "iquestcoder", "jais2", "kolibri1", "mellum", "nanochat", "olmo"),
+    *("sarvam_moe", "vaultgemma"),
     *_SEEING,
 )
 # What these classes have no default for.
 _ROUTED = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
-_MISSING = {"deepseek_v2": {"num_experts_per_tok": 2}, "dots1": _ROUTED}
+_MISSING = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": _ROUTED,
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
+}

@@ -28,13 +28,16 @@ from foretoken.domain.models.layer import LayerPart
 class Grouped:
     """How the files of a family differ from Llama's.
 
-    `period` counts the layers to one that sees all tokens where the file lists none (0: all do);
+    `period` counts the layers to one that sees all tokens where the file lists none (0: none does;
+    below 0: the first of so many does);
     with `turns_in_windows` the others turn by position only. `qk_norm` is of attention (see its
     kind), for files that do not say `use_qk_norm` where `is_normed`. `biases` are the keys of the
     biases of queries, keys and values, of attention's output and of dense halves; empty: none.
+    `gate` is of attention too, and all of its layers have `has_sinks`.
     `halves` returns the feed-forward half of every layer; without it they are dense. `defaults` are
-    those of the family's configuration class for keys that its files leave out; `ignored` keys say
-    what holds for all of the family, or run no operator.
+    those of the family's configuration class for keys that its files leave out; `renamed` are keys
+    by names of its own, with the usual ones; `ignored` keys say what holds for all of the family,
+    or run no operator.
     """
 
     period: int = 0
@@ -45,12 +48,16 @@ class Grouped:
     biases: tuple[str, str, str] = ("attention_bias", "attention_bias", "mlp_bias")
     norm: str = "rms_norm"
     is_parallel: bool = False
+    gate: int = 0
+    has_sinks: bool = False
     halves: Callable[[ConfigReader], Sequence[LayerPart]] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
 
 
 def _read(family: Grouped, reader: ConfigReader) -> Fields:
+    reader.rename(family.renamed)
     reader.assume(family.defaults)
     reader.ignore(*family.ignored)
     mixers = _mixers(family, reader)
@@ -83,6 +90,8 @@ def _mixers(family: Grouped, reader: ConfigReader) -> list[LayerPart]:
         qk_norm=family.qk_norm * is_normed,
         has_qkv_bias=of_qkv,
         has_out_bias=of_output,
+        gate=family.gate,
+        has_sinks=int(family.has_sinks),
     )
     sees_all = _sees_all(reader, family.period)
     if not all(sees_all):
@@ -110,7 +119,7 @@ def _sees_all(reader: ConfigReader, period: int) -> list[bool]:
         letters = (pattern * num_layers)[: num_layers - 1] + "G"
         return [letter == "G" for letter in letters]
     period = reader.optional("sliding_window_pattern", period)
-    return [period > 0 and (layer + 1) % period == 0 for layer in range(num_layers)]
+    return [period != 0 and (layer + int(period > 0)) % period == 0 for layer in range(num_layers)]
 
 
 def _first_dense(reader: ConfigReader) -> Sequence[LayerPart]:
@@ -126,6 +135,42 @@ def _all_experts(reader: ConfigReader) -> Sequence[LayerPart]:
         intermediate=reader.integer("intermediate_size"),
         shared_intermediate=reader.optional("shared_intermediate_size", 0),
     )
+    return [experts] * reader.integer("num_hidden_layers")
+
+
+def _own_width(reader: ConfigReader) -> Sequence[LayerPart]:
+    """Return experts and one that all share, of widths of their own; some layers are dense."""
+    num_layers = reader.integer("num_hidden_layers")
+    reader.require("decoder_sparse_step", default=1, allowed=1)
+    shared = reader.optional("shared_expert_intermediate_size", 0)
+    experts = read_experts(reader, shared_intermediate=shared)
+    dense = mlp_of(reader.optional("intermediate_size", 1))
+    first = reader.dense_prefix("mlp_only_layers")
+    if reader.has("mlp_layer_types"):
+        return dense_first(reader, dense, experts)
+    return [dense] * first + [experts] * (num_layers - first)
+
+
+def _hunyuan(reader: ConfigReader) -> Sequence[LayerPart]:
+    """Return experts, whose number and width files may say for every layer, all alike.
+
+    Shared ones are as wide as the dense halves of other models, of which routed ones are too.
+    """
+    width = reader.integer("intermediate_size")
+    num_experts = reader.alike("num_experts", 1)
+    top_k = reader.alike("num_experts_per_tok", 1)
+    width = reader.alike("moe_intermediate_size", width)
+    shared = width * reader.alike("num_shared_expert", 1)
+    dims = {"num_experts": num_experts, "top_k": top_k, "intermediate": width}
+    experts = LayerPart(kind="experts", dims={**dims, "shared_intermediate": shared})
+    return [experts] * reader.integer("num_hidden_layers")
+
+
+def _aria(reader: ConfigReader) -> Sequence[LayerPart]:
+    """Return experts as wide as dense halves elsewhere, and so many times that width shared."""
+    width = reader.integer("intermediate_size")
+    shared = width * reader.optional("moe_num_shared_experts", 0)
+    experts = read_experts(reader, intermediate=width, shared_intermediate=shared)
     return [experts] * reader.integer("num_hidden_layers")
 
 
@@ -163,8 +208,34 @@ _OF_QKV = ("attention_bias", "", "mlp_bias")
 _TIED = {"tie_word_embeddings": True}
 _BIASED = ("use_bias", "use_bias", "use_bias")
 
+_APERTUS = Grouped(qk_norm=1, is_gated=False, ignored=("qk_norm", "post_norm"))
+# What Hunyuan's files say of parts that these models do not have, or of all of them.
+_HUNYUAN = (
+    *("add_classification_head", "attention_head_dim", "cla_share_factor", "class_num"),
+    *("dense_list", "enable_lm_head_fp32", "kv_lora_rank", "mask_init_id", "moe_drop_tokens"),
+    *("moe_random_routing_dropped_token", "norm_type", "num_media_embeds", "org_vocab_size"),
+    *("pool_type", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "use_mixed_mlp_moe"),
+    *("use_rotary_pos_emb", "v_head_dim"),
+)
+_BY_EXPERT_KEYS = {"moe_topk": "num_experts_per_tok"}
+
 _FAMILIES: Mapping[str, Grouped] = {
-    "apertus": Grouped(qk_norm=1, is_gated=False, ignored=("qk_norm", "post_norm")),
+    "afmoe": Grouped(
+        period=4,
+        turns_in_windows=True,
+        qk_norm=1,
+        gate=1,
+        halves=_first_dense,
+        renamed={"num_dense_layers": "first_k_dense_replace"},
+        ignored=(
+            *("global_attn_every_n_layers", "load_balance_coeff", "mup_enabled"),
+            *("num_expert_groups", "num_limited_groups", "route_norm", "route_scale"),
+            *("score_func", "use_grouped_mm"),
+        ),
+    ),
+    "apertus": _APERTUS,
+    "apertus1p5_text": _APERTUS,
+    "aria_text": Grouped(halves=_aria, renamed=_BY_EXPERT_KEYS),
     "arcee": Grouped(is_gated=False),
     "bailing_moe": Grouped(
         qk_norm=1,
@@ -177,6 +248,7 @@ _FAMILIES: Mapping[str, Grouped] = {
             *("score_function", "use_rmsnorm"),
         ),
     ),
+    "bitnet": Grouped(),
     "cohere": Grouped(
         qk_norm=1, is_normed=False, norm="layer_norm", is_parallel=True, defaults=_TIED
     ),
@@ -192,6 +264,7 @@ _FAMILIES: Mapping[str, Grouped] = {
             *("use_parallel_block", "use_parallel_embedding"),
         ),
     ),
+    "cwm": Grouped(period=-4),
     "dots1": Grouped(qk_norm=1, halves=_first_dense),
     "ernie4_5": Grouped(biases=_BIASED, defaults=_TIED),
     "ernie4_5_moe": Grouped(
@@ -200,8 +273,13 @@ _FAMILIES: Mapping[str, Grouped] = {
         defaults=_TIED,
         ignored=("compression_ratio", "moe_capacity", "moe_gate", "moe_use_aux_free"),
     ),
+    "exaone": Grouped(
+        renamed={"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
+    ),
     "exaone4": Grouped(period=4, turns_in_windows=True, qk_norm=1),
     "exaone_moe": Grouped(period=4, turns_in_windows=True, qk_norm=1, halves=_first_dense),
+    "flex_olmo": Grouped(qk_norm=2, halves=_all_experts),
+    "flint": Grouped(qk_norm=1, has_sinks=True, halves=_own_width),
     "gemma2": Grouped(period=2, defaults=_GEMMA_2),
     "gemma3_text": Grouped(period=6, qk_norm=1, defaults=_GEMMA_3),
     "glm": Grouped(biases=_OF_QKV),
@@ -210,17 +288,39 @@ _FAMILIES: Mapping[str, Grouped] = {
     "glm4v_moe_text": Grouped(biases=_OF_QKV, halves=_first_dense),
     "glm4v_text": Grouped(biases=_OF_QKV, defaults={"attention_bias": True}),
     "granite": Grouped(),
+    "granite_swa": Grouped(period=-4, has_sinks=True, ignored=("layer_rope_theta",)),
     "granitemoe": Grouped(halves=_all_experts),
     "granitemoeshared": Grouped(halves=_all_experts),
+    "granitemoe_swa": Grouped(
+        period=-4, has_sinks=True, halves=_all_experts, ignored=("layer_rope_theta",)
+    ),
+    "helium": Grouped(),
+    "hunyuan_v1_dense": Grouped(qk_norm=1, ignored=_HUNYUAN),
+    "hunyuan_v1_moe": Grouped(
+        qk_norm=1, halves=_hunyuan, renamed=_BY_EXPERT_KEYS, ignored=_HUNYUAN
+    ),
+    "hy_v3": Grouped(
+        qk_norm=1,
+        halves=_first_dense,
+        ignored=("enable_moe_fp32_combine", "router_scaling_factor"),
+    ),
+    "hyperclovax": Grouped(ignored=("use_post_norm",)),
     "internlm3": Grouped(biases=("qkv_bias", "bias", "bias")),
+    "iquestcoder": Grouped(),
+    "jais2": Grouped(is_gated=False, norm="layer_norm"),
+    "kolibri1": Grouped(qk_norm=1, halves=_own_width),
+    "mellum": Grouped(qk_norm=1, halves=_first_dense),
     "ministral": Grouped(),
     "ministral3": Grouped(),
+    "nanochat": Grouped(qk_norm=1, is_gated=False),
     "nemotron": Grouped(is_gated=False, norm="layer_norm"),
+    "olmo": Grouped(norm="layer_norm"),
     "olmo2": Grouped(qk_norm=2),
     "olmo3": Grouped(period=4, qk_norm=2),
     "olmoe": Grouped(qk_norm=2, halves=_all_experts),
     "phi3": Grouped(ignored=("full_attn_mod", "interpolate_factor", "lm_head_bias")),
     "phimoe": Grouped(norm="layer_norm", halves=_all_experts, ignored=("lm_head_bias",)),
+    "sarvam_moe": Grouped(qk_norm=1, halves=_first_dense),
     "seed_oss": Grouped(biases=("attention_bias", "attention_out_bias", "mlp_bias")),
     "smollm3": Grouped(defaults=_TIED),
     "solar_open": Grouped(halves=_first_dense),
@@ -231,6 +331,7 @@ _FAMILIES: Mapping[str, Grouped] = {
         norm="layer_norm",
         ignored=("attention_softmax_in_fp32", "mlp_type", "norm_type"),
     ),
+    "vaultgemma": Grouped(period=2, defaults=_GEMMA_2),
 }
 
 GROUPED: Mapping[str, Callable[[ConfigReader], Fields]] = {

@@ -155,6 +155,7 @@ class ConfigReader:
         self._read: set[str] = set()
         self._sections: list[ConfigReader] = []
         self._own: list[FieldViolation] = []
+        self._renamed: dict[str, str] = {}
 
     @property
     def violations(self) -> list[FieldViolation]:
@@ -178,6 +179,15 @@ class ConfigReader:
     def assume(self, defaults: Mapping[str, Any]) -> None:
         """Take these values for keys that are missing, as the model's configuration class does."""
         self._config = {**defaults, **self._config}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Read keys by the names that most families have for them: `names` has these by own ones.
+
+        What is wrong with one is said of the key that the file has.
+        """
+        found = {own: usual for own, usual in names.items() if own in self._config}
+        self._renamed |= {usual: own for own, usual in found.items()}
+        self._config = {found.get(key, key): value for key, value in self._config.items()}
 
     def has(self, key: str) -> bool:
         """Return whether a key says something."""
@@ -231,6 +241,13 @@ class ConfigReader:
                     return _ACTIVATIONS[value]
                 self.refuse(key, f"{value!r} is not one of {', '.join(_ACTIVATIONS)}")
         return default
+
+    def alike(self, key: str, default: int) -> int:
+        """Return an integer that a file may say for every layer, all alike."""
+        value = self.get(key)
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
+            self._config = {**self._config, key: value[0]}
+        return self.optional(key, default)
 
     def texts(self, key: str) -> list[str]:
         """Return a list of texts, an empty one where it is missing or null."""
@@ -305,4 +322,5 @@ class ConfigReader:
 
     def refuse(self, key: str, description: str) -> None:
         """Note what is wrong with a key."""
+        key = self._renamed.get(key, key)
         self._own.append(FieldViolation(f"{self._path}{key}", description))
