@@ -241,7 +241,10 @@ def test_totals_are_those_of_the_models_that_transformers_builds() -> None:
     assert {} == wrong
 
 
-_SEEING = ("gemma3", "glm4v_moe", "mistral3", "mistral4", "qwen2_5_vl", "qwen2_vl")
+_SEEING = (
+    *("gemma3", "gemma4_unified", "glm4v_moe", "internvl", "llava", "llava_next"),
+    *("llava_onevision", "mistral3", "mistral4", "qwen2_5_vl", "qwen2_vl"),
+)
 # The newest layouts of keys of model types that hub files had before, then new model types.
 _BUILT = (
     *("deepseek_v2", "deepseek_v32", "deepseek_v4", "gemma4_text", "glm_moe_dsa", "llama4_text"),
@@ -254,13 +257,18 @@ _BUILT = (
     *("granite_swa", "granitemoe_swa", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3"),
     *("hyperclovax", "iquestcoder", "jais2", "kolibri1", "mellum", "nanochat", "olmo"),
     *("sarvam_moe", "vaultgemma"),
+    *("axk1", "bamba", "falcon_h1", "laguna", "lfm2", "lfm2_moe", "minicpm3", "olmo_hybrid"),
+    *("sarvam_mla", "youtu"),
     *_SEEING,
 )
 # What these classes have no default for.
 _ROUTED = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+_CONVOLVED = ["conv", "conv", "conv", "full_attention"] * 2
 _MISSING = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": _ROUTED,
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
+    "lfm2": {"layer_types": _CONVOLVED},
+    "lfm2_moe": {"layer_types": _CONVOLVED},
 }

@@ -81,6 +81,7 @@ _PARTS: Mapping[str, Mapping[str, int]] = {
     "latent": {**_LATENT, "has_gate": 1, "has_rope": 0},
     "mamba2": {"num_heads": 128, "head_dim": 64, "state_dim": 128, "num_groups": 8},
     "mlp": {"intermediate": 16384, "is_gated": 0},
+    "short_conv": {"channels": 4096, "conv_kernel": 3},
     "sparse_latent": {**_LATENT, **_INDEX},
 }
 

@@ -46,13 +46,63 @@ def _sparse_latent(reader: ConfigReader) -> Fields:
 def _latent(reader: ConfigReader) -> Fields:
     """Read what has latent attention as DeepSeek V3, and dense layers in places of their own."""
     part = LayerPart(kind="latent", dims=latent_dims(reader))
-    experts = read_experts(reader, shared_intermediate=shared_width(reader))
-    halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
+    dense = mlp_of(reader.integer("intermediate_size"))
+    # Factors of embeddings and residuals, and how embeddings are initialised.
+    reader.ignore("scale_emb", "scale_depth", "dim_model_base", "embedding_initializer_range")
+    reader.require("mlp_bias", default=False, allowed=False)
+    halves = [dense] * reader.integer("num_hidden_layers")
+    if reader.has("n_routed_experts"):
+        experts = read_experts(reader, shared_intermediate=shared_width(reader))
+        halves = dense_first(reader, dense, experts)
     return {
         **read_trunk(reader),
         **compose([(part, half) for half in halves]),
         "extras": prediction_heads(reader, "num_nextn_predict_layers"),
     }
+
+
+def _longcat(reader: ConfigReader) -> Fields:
+    """Read LongCat-Flash: twice attention and a dense half, with experts next to the second.
+
+    They run in a row here, with a norm more; an engine may run them at the same time.
+    """
+    reader.rename(
+        {
+            "num_layers": "num_hidden_layers",
+            "ffn_hidden_size": "intermediate_size",
+            "expert_ffn_hidden_size": "moe_intermediate_size",
+            "moe_topk": "num_experts_per_tok",
+        }
+    )
+    reader.require("attention_method", default="MLA", allowed="MLA")
+    reader.require("zero_expert_type", default="identity", allowed="identity")
+    reader.ignore("mla_scale_q_lora", "mla_scale_kv_lora")
+    part = LayerPart(kind="latent", dims=latent_dims(reader))
+    sublayer = (part, mlp_of(reader.integer("intermediate_size")))
+    experts = read_experts(reader, num_null_experts=reader.optional("zero_expert_num", 0))
+    layer = [sublayer, (None, experts), sublayer]
+    return {**read_trunk(reader), **compose(layer * reader.integer("num_hidden_layers"))}
+
+
+def _laguna(reader: ConfigReader) -> Fields:
+    """Read Laguna, whose layers have heads of their own, some of them in windows."""
+    num_layers = reader.integer("num_hidden_layers")
+    kinds = ("full_attention", "sliding_attention")
+    types = reader.names("layer_types", num_layers, kinds) or ["full_attention"] * num_layers
+    gating = reader.get("gating")
+    reader.ignore("moe_apply_router_weight_on_input", "moe_router_logit_softcapping")
+    reader.ignore("moe_routed_scaling_factor")
+    full = read_attention(reader, qk_norm=1, gate=2 if gating in (None, True, "per-head") else 1)
+    heads = reader.numbers("num_attention_heads_per_layer", num_layers)
+    window = reader.optional("sliding_window", 0)
+    mixers = [
+        full.changed(num_heads=count, window=window if kind == "sliding_attention" else 0)
+        for count, kind in zip(heads or [full["num_heads"]] * num_layers, types, strict=True)
+    ]
+    shared = reader.optional("shared_expert_intermediate_size", 0)
+    experts = read_experts(reader, shared_intermediate=shared)
+    halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
+    return {**read_trunk(reader), **compose(list(zip(mixers, halves, strict=True)))}
 
 
 def _deepseek_v4(reader: ConfigReader) -> Fields:
@@ -278,16 +328,22 @@ def _mimo_v2(reader: ConfigReader) -> Fields:
 
 
 LAYERED: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    "axk1": _latent,
     "deepseek_ref": _deepseek_v4,
     "deepseek_v32": _sparse_latent,
     "deepseek_v4": _deepseek_v4,
     "gemma4_text": _gemma4,
     "glm4_moe_lite": _latent,
     "glm_moe_dsa": _sparse_latent,
+    "laguna": _laguna,
     "llama4_text": _llama4,
+    "longcat_flash": _longcat,
     "mimo_v2_flash": _mimo_v2,
     "minimax_m2": _minimax_m2,
     "minimax_m3": _minimax_m3,
+    "minicpm3": _latent,
     "mistral4": _latent,
+    "sarvam_mla": _latent,
     "step3p7": _step3p7,
+    "youtu": _latent,
 }

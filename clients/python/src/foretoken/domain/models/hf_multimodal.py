@@ -23,6 +23,7 @@ TEXT_MODELS: Mapping[str, Callable[[ConfigReader], Fields]] = {
 # What these files call a text model that others have too.
 _TEXT = {
     **TEXT_MODELS,
+    "gemma4_unified_text": TEXT_MODELS["gemma4_text"],
     "qwen2_5_vl_text": DECODERS["qwen2"],
     "qwen2_vl_text": DECODERS["qwen2"],
     "qwen3_vl_text": read_qwen3,
@@ -34,9 +35,15 @@ _TYPES = {
     "gemma4": "gemma4_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
+    "gemma4_unified": "gemma4_text",
+    "internvl": "qwen2",
+    "internvl_chat": "qwen2",
     "kimi_k25": "deepseek_v3",
     "kimi_k3": "kimi_linear",
     "llama4": "llama4_text",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
     "minimax_m3_vl": "minimax_m3",
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -48,7 +55,32 @@ _TYPES = {
 }
 
 
+# Models whose projector is as wide inside as the text model.
+_INTO_TEXT = ("internvl", "internvl_chat", "llava", "llava_next", "llava_onevision")
+
+
+def _tiled(reader: ConfigReader) -> None:
+    """Take the keys of InternVL and LLaVA, whose images are tiles of one size."""
+    reader.rename({"llm_config": "text_config"})
+    reader.ignore("dynamic_image_size", "force_image_size", "max_dynamic_patch", "ps_version")
+    reader.ignore("min_dynamic_patch", "pad2square", "select_layer", "template", "use_thumbnail")
+    reader.ignore("use_backbone_lora", "use_llm_lora", "image_fold", "vision_aspect_ratio")
+
+
+def _of_tiles(reader: ConfigReader, encoder: LayerPart, hidden: int) -> LayerPart:
+    """Return the encoder of these models: of images, or tiles of them, all of one size."""
+    vision = reader.get("vision_config")
+    side = ConfigReader(vision if isinstance(vision, Mapping) else {}).alike("image_size", 0)
+    positions = (side // encoder["patch_side"]) ** 2
+    is_whole = reader.get("model_type") == "llava"
+    most = reader.optional("image_seq_length", 576) if is_whole else 0
+    dims = {"num_positions": positions, "max_image_tokens": most}
+    return encoder.changed(projector_intermediate=hidden, **dims)
+
+
 def _read(model_type: str, reader: ConfigReader) -> Fields:
+    if model_type in _INTO_TEXT:
+        _tiled(reader)
     # Older files have the text model's keys among their own.
     text = reader.section("text_config") if reader.has("text_config") else reader
     text_type = _TYPES[model_type] if text is reader else text.get("model_type")
@@ -60,7 +92,10 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
     vision = reader.get("vision_config")
     extras = fields.get("extras", ())
     if vision:
-        extras = (*extras, _encoder(reader, vision))
+        encoder = _encoder(reader, vision)
+        if model_type in _INTO_TEXT:
+            encoder = _of_tiles(reader, encoder, fields["hidden"])
+        extras = (*extras, encoder)
     is_tied = reader.flag("tie_word_embeddings", default=fields["has_tied_embedding"])
     return {**fields, "has_tied_embedding": is_tied, "extras": extras}
 
@@ -80,6 +115,12 @@ def _mlp_width(vision: ConfigReader, hidden: int, family: str) -> int:
     return vision.integer("vt_intermediate_size", "intermediate_size")
 
 
+def _shuffled(outer: ConfigReader) -> int:
+    """Return how many patches InternVL's shuffling of pixels makes one of; 1 without it."""
+    ratio = outer.get("downsample_ratio")
+    return round(1 / ratio) ** 2 if isinstance(ratio, float) and 0 < ratio <= 1 else 1
+
+
 def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     """Return the encoder of images; its keys go by the names of many families."""
     if not isinstance(config, Mapping):
@@ -87,25 +128,27 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
         config = {}
     # What it computes is in these keys; further ones, such as norms' epsilons, change no operator.
     vision = ConfigReader(config)
+    family = str(vision.get("model_type"))
     hidden = vision.integer("vt_hidden_size", "embed_dim", "hidden_size")
+    image_side, patch = vision.alike("image_size", 0), vision.alike("patch_size", 0)
     patch, merge = vision.integer("patch_size"), vision.get("merge_kernel_size")
     compression = vision.get("img_token_compression_config")
     inner = ConfigReader(compression if isinstance(compression, Mapping) else config)
     merged = inner.optional("spatial_merge_size", outer.optional("spatial_merge_size", 1)) ** 2
     if isinstance(merge, list) and all(isinstance(side, int) for side in merge):
         merged = merge[0] * merge[-1]
+    merged *= _shuffled(outer)
     depth = inner.optional("temporal_patch_size", 1)
     channels = vision.optional("in_channels", 0) or vision.optional("num_channels", 3)
     height, width = (vision.optional(f"init_pos_emb_{side}", 0) for side in ("height", "width"))
     positions = vision.optional("num_position_embeddings", height * width)
     inner_layers = vision.get("deepstack_visual_indexes")
-    family = str(vision.get("model_type"))
     has_no_bias = vision.get("attn_bias") is False or vision.get("attention_bias") is False
     pooled = vision.optional("pooling_kernel_size", 1) ** 2
     # Images of one size, whose features are pooled to so many.
     tokens = outer.optional("mm_tokens_per_image", 0)
     if tokens > 0:
-        positions = (vision.integer("image_size") // patch) ** 2
+        positions = (image_side // patch) ** 2
         pooled = max(positions // tokens, 1)
     dims = {
         "num_layers": vision.integer("vt_num_hidden_layers", "depth", "num_hidden_layers"),

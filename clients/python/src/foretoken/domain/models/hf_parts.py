@@ -17,6 +17,7 @@ _WORDS = {
     "gated_delta": "delta",
     "kda": "kda",
     "mamba2": "mamba",
+    "short_conv": "conv",
     "mlp": "mlp",
     "experts": "experts",
 }

@@ -34,7 +34,14 @@ _INERT = frozenset(
     (
         # what the file is of, and how its tensors are kept
         *("architectures", "auto_map", "model_type", "dtype", "torch_dtype", "quantization_config"),
-        *("transformers_version", "tokenizer_class", "id2label", "label2id", "problem_type"),
+        *(
+            "attn_implementation",
+            "transformers_version",
+            "tokenizer_class",
+            "id2label",
+            "label2id",
+            "problem_type",
+        ),
         *("unsloth_fixed", "processor_class", "torchscript", "use_bfloat16", "expert_dtype"),
         # training
         *("initializer_range", "initializer_factor", "init_std", "layer_norm_epsilon", "norm_eps"),

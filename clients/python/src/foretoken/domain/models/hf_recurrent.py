@@ -7,6 +7,7 @@ Source: the configuration and modelling files of these models in transformers 5.
 from collections.abc import Callable, Mapping
 
 from foretoken.domain.models.hf_decoders import Fields, prediction_heads
+from foretoken.domain.models.hf_hybrids import HYBRIDS, read_gated_delta, read_mamba2
 from foretoken.domain.models.hf_parts import (
     Halves,
     compose,
@@ -33,17 +34,7 @@ def _qwen3_5(reader: ConfigReader) -> Fields:
     types = reader.names("layer_types", num_layers, ("linear_attention", "full_attention"))
     gate = int(reader.flag("attn_output_gate", default=True))
     attention = read_attention(reader, qk_norm=1, gate=gate)
-    delta = LayerPart(
-        kind="gated_delta",
-        dims={
-            "num_key_heads": reader.integer("linear_num_key_heads"),
-            "key_head_dim": reader.integer("linear_key_head_dim"),
-            "num_value_heads": reader.integer("linear_num_value_heads"),
-            "value_head_dim": reader.integer("linear_value_head_dim"),
-            "conv_kernel": reader.integer("linear_conv_kernel_dim"),
-            "state_bytes": 4 if reader.get("mamba_ssm_dtype") in (None, "float32") else 2,
-        },
-    )
+    delta = read_gated_delta(reader)
     if reader.has("num_experts"):
         reader.require("decoder_sparse_step", default=1, allowed=1)
         reader.require("mlp_only_layers", default=[], allowed=[])
@@ -155,26 +146,13 @@ def _nemotron_attention(reader: ConfigReader) -> LayerPart:
 
 def _granite_hybrid(reader: ConfigReader) -> Fields:
     """Read Granite 4: Mamba2 in most layers, attention in the others, experts or not."""
-    num_layers, heads = reader.integer("num_hidden_layers"), reader.integer("mamba_n_heads")
+    num_layers = reader.integer("num_hidden_layers")
     kinds = ("mamba", "attention", "linear_attention", "full_attention")
     types = reader.names("layer_types", num_layers, kinds) or ["mamba"] * num_layers
     turns = reader.get("position_embedding_type") == "rope"
     attention = read_attention(reader, has_rope=int(turns))
-    inner = reader.integer("hidden_size") * reader.optional("mamba_expand", 2)
-    own = reader.get("mamba_d_head")
-    mamba = LayerPart(
-        kind="mamba2",
-        dims={
-            "num_heads": heads,
-            "head_dim": own if isinstance(own, int) else inner // heads,
-            "state_dim": reader.integer("mamba_d_state"),
-            "num_groups": reader.optional("mamba_n_groups", 1),
-            "conv_kernel": reader.integer("mamba_d_conv"),
-            "has_bias": int(reader.flag("mamba_proj_bias", default=False)),
-        },
-    )
-    reader.require("mamba_conv_bias", default=True, allowed=True)
-    reader.ignore("mamba_chunk_size", "layers_block_type", "num_experts_per_tok")
+    mamba = read_mamba2(reader)
+    reader.ignore("layers_block_type", "num_experts_per_tok")
     reader.ignore("normalization_function", "init_method")
     width = reader.integer("intermediate_size")
     shared = reader.optional("shared_intermediate_size", 0)
@@ -258,6 +236,7 @@ def _ffn_width(multiple: object, hidden: int) -> int:
 
 
 RECURRENT: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    **HYBRIDS,
     "granitemoehybrid": _granite_hybrid,
     "kimi_linear": _kimi_linear,
     "nemotron-nas": _nemotron_nas,

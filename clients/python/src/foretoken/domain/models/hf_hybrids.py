@@ -1,0 +1,175 @@
+"""Hugging Face files of models that mix attention with state spaces, delta nets or convolutions.
+
+Each model type is one function of `HYBRIDS` that says which keys it has and what they mean.
+Source: the configuration and modelling files of these models in transformers 5.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from foretoken.domain.models.hf_decoders import Fields
+from foretoken.domain.models.hf_parts import (
+    Halves,
+    compose,
+    mlp_of,
+    read_attention,
+    read_experts,
+    read_trunk,
+)
+from foretoken.domain.models.hf_reader import ConfigReader
+from foretoken.domain.models.layer import LayerPart
+
+
+def read_mamba2(reader: ConfigReader) -> LayerPart:
+    """Return the Mamba2 of files that name its dimensions as Granite 4, Bamba and Falcon-H1 do."""
+    heads = reader.integer("mamba_n_heads")
+    wide = reader.integer("hidden_size") * reader.optional("mamba_expand", 2)
+    inner = reader.optional("mamba_d_ssm", wide)
+    own = reader.get("mamba_d_head")
+    reader.require("mamba_conv_bias", default=True, allowed=True)
+    # Chunks are those of its kernel.
+    reader.ignore("mamba_chunk_size")
+    return LayerPart(
+        kind="mamba2",
+        dims={
+            "num_heads": heads,
+            "head_dim": own if isinstance(own, int) else inner // heads,
+            "state_dim": reader.integer("mamba_d_state"),
+            "num_groups": reader.optional("mamba_n_groups", 1),
+            "conv_kernel": reader.integer("mamba_d_conv"),
+            "has_bias": int(reader.flag("mamba_proj_bias", default=False)),
+        },
+    )
+
+
+def read_gated_delta(reader: ConfigReader) -> LayerPart:
+    """Return the gated delta net of a file."""
+    return LayerPart(
+        kind="gated_delta",
+        dims={
+            "num_key_heads": reader.integer("linear_num_key_heads"),
+            "key_head_dim": reader.integer("linear_key_head_dim"),
+            "num_value_heads": reader.integer("linear_num_value_heads"),
+            "value_head_dim": reader.integer("linear_value_head_dim"),
+            "conv_kernel": reader.integer("linear_conv_kernel_dim"),
+            "state_bytes": 4 if reader.get("mamba_ssm_dtype") in (None, "float32") else 2,
+        },
+    )
+
+
+def _dense(reader: ConfigReader) -> LayerPart:
+    reader.require("mlp_bias", default=False, allowed=False)
+    return mlp_of(reader.integer("intermediate_size"))
+
+
+def _bamba(reader: ConfigReader) -> Fields:
+    """Read Bamba: Mamba2, with attention in the layers that a list names."""
+    num_layers, half = reader.integer("num_hidden_layers"), _dense(reader)
+    attention, mamba = read_attention(reader), read_mamba2(reader)
+    reader.ignore("z_loss_coefficient", "attn_rotary_emb")
+    full = reader.get("attn_layer_indices") or []
+    kinds = ("mamba", "attention", "linear_attention", "full_attention")
+    types = reader.names("layers_block_type", num_layers, kinds)
+    sees_all = [layer in full for layer in range(num_layers)]
+    if types:
+        sees_all = [kind in ("attention", "full_attention") for kind in types]
+    halves: list[Halves] = [(attention if is_full else mamba, half) for is_full in sees_all]
+    return {**read_trunk(reader), **compose(halves)}
+
+
+# Factors of Falcon-H1's products.
+_MULTIPLIERS = (
+    *("lm_head_multiplier", "mlp_multipliers", "key_multiplier", "attention_out_multiplier"),
+    *("attention_in_multiplier", "ssm_multipliers", "ssm_in_multiplier", "ssm_out_multiplier"),
+)
+
+
+def _falcon_h1(reader: ConfigReader) -> Fields:
+    """Read Falcon-H1, whose layers have Mamba2 and attention next to each other.
+
+    They are in a row here, with a norm more; the norm of a state's output, which few have, is
+    counted.
+    """
+    reader.require("projectors_bias", default=False, allowed=False)
+    reader.ignore("mamba_norm_before_gate", "mamba_rms_norm", "mamba_use_mlp", *_MULTIPLIERS)
+    reader.ignore("attn_layer_indices", "mlp_expansion_factor")
+    layer = [(read_mamba2(reader), None), (read_attention(reader), _dense(reader))]
+    return {**read_trunk(reader), **compose(layer * reader.integer("num_hidden_layers"))}
+
+
+def _olmo_hybrid(reader: ConfigReader) -> Fields:
+    """Read OLMo hybrids: gated delta nets, and every fourth layer attention."""
+    num_layers, half = reader.integer("num_hidden_layers"), _dense(reader)
+    has_rope = int(reader.has("rope_parameters") or reader.has("rope_theta"))
+    attention = read_attention(reader, qk_norm=2, has_rope=has_rope)
+    delta = read_gated_delta(reader)
+    # How its decays are initialised.
+    reader.ignore("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max")
+    reader.ignore("linear_dt_init_floor", "linear_allow_neg_eigval", "linear_use_gate")
+    types = _types(reader, num_layers, ("linear_attention", "full_attention"))
+    mixers = [attention if kind == "full_attention" else delta for kind in types]
+    return {**read_trunk(reader), **compose([(mixer, half) for mixer in mixers])}
+
+
+def _types(reader: ConfigReader, num_layers: int, known: Sequence[str]) -> Sequence[str]:
+    """Return the type of every layer, which a file has to list."""
+    types = reader.names("layer_types", num_layers, known)
+    if types is None:
+        reader.refuse("layer_types", f"expected one of {', '.join(known)} for every layer")
+    return types or [known[-1]] * num_layers
+
+
+def _lfm2(reader: ConfigReader) -> Fields:
+    """Read LFM2: short convolutions, and attention in some layers."""
+    num_layers = reader.integer("num_hidden_layers")
+    reader.rename({"block_dim": "hidden_size", "num_heads": "num_attention_heads"})
+    reader.assume({"tie_word_embeddings": reader.get("tie_embedding", True)})
+    reader.require("conv_dim", default=reader.get("hidden_size"), allowed=reader.get("hidden_size"))
+    reader.ignore("conv_dim_out", "conv_use_xavier_init", "block_mlp_init_scale", "block_norm_eps")
+    reader.ignore("block_out_init_scale", "block_use_swiglu", "block_use_xavier_init", "theta")
+    reader.ignore("use_pos_enc", "use_expert_bias", "block_ff_dim")
+    attention = read_attention(reader, qk_norm=1)
+    conv = LayerPart(
+        kind="short_conv",
+        dims={
+            "channels": reader.integer("hidden_size"),
+            "conv_kernel": reader.integer("conv_L_cache"),
+            "has_bias": int(reader.flag("conv_bias", default=False)),
+        },
+    )
+    full = reader.get("full_attn_idxs")
+    sees_all = [layer in full for layer in range(num_layers)] if isinstance(full, list) else []
+    types = reader.names("layer_types", num_layers, ("conv", "full_attention"))
+    if types:
+        sees_all = [kind == "full_attention" for kind in types]
+    if not sees_all:
+        reader.refuse("layer_types", "required where full_attn_idxs is missing")
+        sees_all = [True] * num_layers
+    mixers = [attention if is_full else conv for is_full in sees_all]
+    halves = _lfm2_halves(reader, num_layers)
+    return {**read_trunk(reader), **compose(list(zip(mixers, halves, strict=True)))}
+
+
+def _lfm2_halves(reader: ConfigReader, num_layers: int) -> list[LayerPart]:
+    """Return the feed-forward half of every layer: dense, or experts after the first ones."""
+    width = reader.integer("block_ff_dim", "intermediate_size")
+    reader.ignore("intermediate_size")
+    if reader.has("num_experts"):
+        num_dense = reader.optional("num_dense_layers", 0)
+        experts = read_experts(reader)
+        return [mlp_of(width)] * num_dense + [experts] * (num_layers - num_dense)
+    multiple = max(reader.optional("block_multiple_of", 1), 1)
+    factor = reader.get("block_ffn_dim_multiplier", 1.0)
+    if reader.flag("block_auto_adjust_ff_dim", default=False):
+        # Source: transformers, Lfm2MLP.
+        scaled = int((factor if isinstance(factor, int | float) else 1) * int(2 * width / 3))
+        width = -(-scaled // multiple) * multiple
+    return [mlp_of(width)] * num_layers
+
+
+HYBRIDS: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    "bamba": _bamba,
+    "falcon_h1": _falcon_h1,
+    "lfm2": _lfm2,
+    "lfm2_moe": _lfm2,
+    "olmo_hybrid": _olmo_hybrid,
+}

@@ -1,0 +1,138 @@
+"""Reading models that mix attention with other layers, as their files say it."""
+
+from typing import Any
+
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.hf_config import architecture_of_hf_config
+from foretoken.domain.models.parameters import count_parameters
+from foretoken.domain.models.stack import state_of
+
+_LFM2_8B = {
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "moe_intermediate_size": 1792,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "conv_L_cache": 3,
+    "vocab_size": 65536,
+    "max_position_embeddings": 128000,
+    "full_attn_idxs": [2, 6, 10, 14, 18, 21],
+}
+_LONGCAT = {
+    "hidden_size": 6144,
+    "num_layers": 28,
+    "ffn_hidden_size": 12288,
+    "expert_ffn_hidden_size": 2048,
+    "n_routed_experts": 512,
+    "zero_expert_num": 256,
+    "zero_expert_type": "identity",
+    "moe_topk": 12,
+    "num_attention_heads": 64,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 131072,
+    "max_position_embeddings": 131072,
+    "attention_method": "MLA",
+}
+_FALCON_H1_34B = {
+    "hidden_size": 5120,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 72,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "mamba_d_ssm": 4096,
+    "mamba_n_heads": 32,
+    "mamba_d_head": 128,
+    "mamba_d_state": 256,
+    "mamba_n_groups": 2,
+    "mamba_d_conv": 4,
+    "vocab_size": 261120,
+    "max_position_embeddings": 262144,
+    "ssm_multipliers": [0.35, 0.25, 0.18, 0.5, 0.35],
+}
+
+
+def _read(model_type: str, config: dict[str, Any]) -> ModelArchitecture:
+    return architecture_of_hf_config({"model_type": model_type, **config}, model_type)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "total", "active"),
+    [
+        ("lfm2_moe", _LFM2_8B, 8.3, 1.5),
+        ("longcat_flash", _LONGCAT, 560, 27),
+        ("falcon_h1", _FALCON_H1_34B, 33.6, 33.6),
+    ],
+)
+def test_parameters_are_the_published_ones(
+    model_type: str, config: dict[str, Any], total: float, active: float
+) -> None:
+    """In billions, in all and those that a token sees, as cards say them: in two digits."""
+    count = count_parameters(_read(model_type, config))
+    assert pytest.approx([total, active], rel=0.04) == [
+        count.total / 1e9,
+        count.active_total / 1e9,
+    ]
+
+
+def test_lfm2_convolves_where_no_attention_is() -> None:
+    model = _read("lfm2_moe", _LFM2_8B)
+    assert model.pattern.startswith("2*conv-mlp 4*(full-experts 3*conv-experts)")
+    conv = model.layers[0].mixer
+    assert conv is not None
+    # Two tokens before the current one, of 2,048 features in 16 bits, split over ranks.
+    assert [8192, 2048] == [state_of(conv, tp).request_bytes for tp in (1, 4)]
+
+
+def test_layers_of_lfm2_have_to_be_listed() -> None:
+    config = {key: value for key, value in _LFM2_8B.items() if key != "full_attn_idxs"}
+    with pytest.raises(InvalidRequestError, match="layer_types: required"):
+        _read("lfm2_moe", config)
+
+
+def test_longcat_has_its_experts_between_two_sublayers() -> None:
+    model = _read("longcat_flash", _LONGCAT)
+    assert "28*(latent-mlp experts latent-mlp)" == model.pattern
+    with pytest.raises(InvalidRequestError, match="attention_method"):
+        _read("longcat_flash", {**_LONGCAT, "attention_method": "GQA"})
+    with pytest.raises(InvalidRequestError, match="ffn_hidden_size"):
+        _read("longcat_flash", {**_LONGCAT, "ffn_hidden_size": 0})
+
+
+def test_internvl_chat_names_its_text_model_by_a_key_of_its_own() -> None:
+    text = {
+        "model_type": "qwen2",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 8192,
+        "attn_implementation": "flash_attention_2",
+    }
+    vision = {
+        "model_type": "intern_vit_6b",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "image_size": 448,
+        "patch_size": 14,
+    }
+    own = {"llm_config": text, "vision_config": vision, "downsample_ratio": 0.5}
+    (encoder,) = _read("internvl_chat", {**own, "max_dynamic_patch": 12}).extras
+    assert (1024, 4, 256, 256) == tuple(
+        encoder[name]
+        for name in ("num_positions", "merged_patches", "projector_in", "projector_intermediate")
+    )
