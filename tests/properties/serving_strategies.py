@@ -140,12 +140,13 @@ def rich_cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
         preemption=draw(st.sampled_from(("recompute", "swap"))),
     )
     tiers = draw(st.just([]) | st.lists(_tiers(profile.block_size), min_size=1, max_size=3))
+    is_shared = profile.preemption == "recompute" and draw(st.booleans())
     has_draft = len(case.tables.tokens_us) == 1
     setup = replace(
         case.setup,
         profile=profile,
         kv_bytes_per_token=_BYTES_PER_TOKEN,
-        kv_tiers=tuple(tiers),
+        kv_tiers=tuple(replace(tier, is_shared=is_shared) for tier in tiers),
         speculation=draw(st.none() | speculations(has_draft=has_draft)),
     )
     return replace(case, setup=setup)

@@ -1,5 +1,7 @@
 """The engine profiles: each says its rules and their source, and every version has one."""
 
+from dataclasses import replace
+
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
@@ -121,9 +123,10 @@ _TIER = KvTier(name="cpu", capacity_bytes=2**30, read_bytes_per_s=25e9, write_by
     ("engine", "problem"),
     [
         (EngineSpec(profile="vllm-v0", rules={"preemption": "swap"}), "needs a tier"),
+        (EngineSpec(kv_tiers=(_TIER, replace(_TIER, is_shared=True))), "one that is_shared"),
         (EngineSpec(profile="plain", kv_tiers=(_TIER,)), "neither caches prefixes nor swaps"),
     ],
-    ids=["swapping to nowhere", "a tier for nothing"],
+    ids=["swapping to nowhere", "tiers in part shared", "a tier for nothing"],
 )
 def test_tiers_and_rules_must_go_together(engine: EngineSpec, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):

@@ -23,7 +23,7 @@ from foretoken.domain.requests.cluster import (
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo
-from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
 from foretoken.domain.results.report import ServingReport
 from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.serving.simulation import simulate_serving
@@ -240,6 +240,59 @@ def test_a_pool_that_does_not_fit_is_named() -> None:
     assert not report.feasibility.is_feasible
     assert report.feasibility.reason.startswith("pool small: ")
     assert tables == {}
+
+
+_STORE = KvTier(
+    name="store",
+    capacity_bytes=10**12,
+    read_bytes_per_s=50e9,
+    write_bytes_per_s=50e9,
+    is_shared=True,
+)
+_ALIKE = replace(_LOAD, sessions=SessionSpec(shared_prefix_tokens=480))
+
+
+def _loaded(scenario: ServingScenario) -> tuple[int, int, int]:
+    """Return the tokens of all requests that were found, those from a store, and the requests."""
+    _, tables = _run(scenario)
+    columns = [tables["requests"][name] for name in ("num_cached_tokens", "num_loaded_tokens")]
+    cached, loaded = (sum(column.to_pylist()) for column in columns)
+    return cached, loaded, tables["requests"].num_rows
+
+
+@pytest.mark.parametrize("role", ["aggregated", "prefill"])
+def test_replicas_of_a_pool_share_a_store(role: str) -> None:
+    """A prefix of 480 tokens that all have is computed once, and read by the other replicas once.
+
+    Requests of the first instants find it not yet written.
+    """
+    pools = [ReplicaPool(name="chat", role=role, num_replicas=4)]
+    if role == "prefill":
+        engine = plain_engine(rules={"has_prefix_caching": True})
+        pools.append(ReplicaPool(name="answers", role="decode", engine=engine))
+    found = []
+    for tiers in ((), (_STORE,)):
+        engine = replace(plain_engine(rules={"has_prefix_caching": True}), kv_tiers=tiers)
+        scenario = build_scenario(workload=_ALIKE, engine=engine, cluster=_cluster(*pools))
+        found.append(_loaded(scenario))
+    (alone, none, num_requests), (cached, loaded, _) = found
+    assert (0, (num_requests - 4) * 480) == (none, alone)
+    assert (num_requests - 1) * 480 == cached
+    assert 3 * 480 == loaded
+
+
+def test_a_shared_store_outlives_the_replica_that_wrote_to_it() -> None:
+    """The first of two replicas fails once all prompts of a minute are computed."""
+    outage = ReplicaOutage(pool="chat", replica=0, start_s=60, restart_s=1)
+    failures = FailureSpec(outages=(outage,))
+    pool = ReplicaPool(name="chat", num_replicas=2)
+    engine = replace(plain_engine(rules={"has_prefix_caching": True}), kv_tiers=(_STORE,))
+    workload = replace(_ALIKE, arrival="constant", rate_rps=0.5)
+    cluster = _cluster(pool, failures=failures)
+    cached, loaded, num_requests = _loaded(
+        build_scenario(workload=workload, engine=engine, cluster=cluster)
+    )
+    assert ((num_requests - 1) * 480, 2 * 480) == (cached, loaded)
 
 
 @pytest.mark.parametrize(

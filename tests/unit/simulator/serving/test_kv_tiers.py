@@ -28,13 +28,18 @@ def _plan(streams: list[int], prompt: int, answer: int, gap_ns: int = 0) -> Requ
 
 
 def _run(
-    plan: RequestPlan, num_blocks: int, tiers: tuple[KvTier, ...], **rules: Any
+    plan: RequestPlan,
+    num_blocks: int,
+    tiers: tuple[KvTier, ...],
+    **rules: Any,
 ) -> ServingRecord:
+    num_engines = rules.pop("num_engines", 1)
     rules = {"block_size": _BLOCK, "has_prefix_caching": True, **rules}
     profile = replace(find_engine("plain"), **rules)
     setup = DeploymentSetup(
         profile=profile,
         num_kv_blocks=num_blocks,
+        num_engines=num_engines,
         kv_bytes_per_token=_BYTES_PER_TOKEN,
         kv_tiers=tiers,
     )
@@ -95,3 +100,48 @@ def test_swapping_conserves_blocks_and_computes_no_prompt_again(scheduler: str) 
         assert record.steps[0].num_used_blocks.max() <= 20
     assert 32 == swapped.steps[0].prefill_tokens.sum()
     assert 32 < again.steps[0].prefill_tokens.sum()
+
+
+_STORE = replace(_TIER, name="store", is_shared=True)
+
+
+def test_replicas_find_in_a_shared_store_what_others_have_computed() -> None:
+    """Requests take turns on two engines: the second of a content reads it over its own link."""
+    plan = _plan([1, 1, 1], 17, 1, gap_ns=10**9)
+    own, shared = (_run(plan, 20, tiers, num_engines=2).requests for tiers in ((_TIER,), (_STORE,)))
+    assert [0, 1, 0] == shared.engine.tolist()
+    assert [0, 0, 16] == own.num_cached_tokens.tolist()
+    assert [0, 16, 16] == shared.num_cached_tokens.tolist()
+    # The third is on the engine that has it.
+    assert [0, 16, 0] == shared.num_loaded_tokens.tolist()
+    assert 4 * _BLOCK_NS == shared.scheduled_ns[1] - shared.queued_ns[1]
+
+
+def test_engines_read_a_shared_store_at_the_same_time() -> None:
+    """Four blocks a request: two engines wait no longer than one would."""
+    arrivals = np.array([0, 10**9, 2 * 10**9, 2 * 10**9])
+    plan = replace(_plan([1, 2, 2, 1], 17, 1), arrival_ns=arrivals)
+    requests = _run(plan, 20, (_STORE,), num_engines=2).requests
+    assert [0, 1, 0, 1] == requests.engine.tolist()
+    assert [0, 0, 16, 16] == requests.num_loaded_tokens.tolist()
+    waited = requests.scheduled_ns[2:] - requests.queued_ns[2:]
+    assert [4 * _BLOCK_NS] * 2 == waited.tolist()
+
+
+def test_a_block_is_in_a_shared_store_once_it_is_written() -> None:
+    """The second request comes when its content is being written; a millisecond a block."""
+    plan = _plan([1, 1], 17, 1, gap_ns=_BLOCK_NS // 2)
+    requests = _run(plan, 20, (_STORE,), num_engines=2).requests
+    assert 16 == requests.num_loaded_tokens[1]
+    # Four are written before the last is read; links work in both directions.
+    assert 5 * _BLOCK_NS <= requests.scheduled_ns[1] - requests.arrival_ns[0]
+
+
+def test_a_shared_store_has_room_for_the_blocks_of_all() -> None:
+    """Room for four blocks: the second content takes the place of the first."""
+    store = replace(_STORE, capacity_bytes=4_000)
+    requests = _run(_plan([1, 2, 3, 1], 17, 1, gap_ns=10**9), 5, (store,), num_engines=2).requests
+    assert [0, 0, 0, 0] == requests.num_cached_tokens.tolist()
+    larger = replace(_STORE, capacity_bytes=12_000)
+    requests = _run(_plan([1, 2, 3, 1], 17, 1, gap_ns=10**9), 5, (larger,), num_engines=2).requests
+    assert [0, 0, 0, 16] == requests.num_loaded_tokens.tolist()

@@ -314,12 +314,17 @@ class KvTier:
 
     Transfers queue on the tier's link, `read_bytes_per_s` towards the device and
     `write_bytes_per_s` away from it. Engines that preempt by swapping swap to the first tier.
+
+    One that `is_shared` is a store of all replicas, `capacity_bytes` in all, with a link of its own
+    for each device; a block is written when the step that fills it begins. Source: Qin et al.,
+    Mooncake, 2024, section 3; LMCache, docs/kv_cache/storage_backends.
     """
 
     name: str
     capacity_bytes: int
     read_bytes_per_s: float
     write_bytes_per_s: float
+    is_shared: bool = False
 
     def __post_init__(self) -> None:
         """Refuse tiers that hold or move nothing."""
@@ -339,7 +344,7 @@ class EngineSpec:
     The limits that users set most have fields of their own; 0 takes the profile's. `rules` changes
     any other rule of `EngineProfile` by its name, its value as YAML: `{has_prefix_caching: false}`.
     `num_kv_blocks` overrides the capacity computed from device memory (0: compute it). `kv_tiers`
-    keep evicted blocks, the fastest first.
+    keep evicted blocks, the fastest first; all are shared by replicas, or none.
     """
 
     profile: str = option(DEFAULT_PROFILE, "`foretoken list engines`")
@@ -353,7 +358,8 @@ class EngineSpec:
     kv_tiers: tuple[KvTier, ...] = option(
         (),
         "memory for evicted blocks: [{name: cpu, capacity_bytes: 64e9,"
-        " read_bytes_per_s: 25e9, write_bytes_per_s: 25e9}]",
+        " read_bytes_per_s: 25e9, write_bytes_per_s: 25e9}]; is_shared: true for a store of all"
+        " replicas",
     )
 
     def __post_init__(self) -> None:
@@ -410,8 +416,12 @@ class EngineSpec:
         return replace(self, rules={**self.rules, **named})
 
     def _check_tiers(self, resolved: EngineProfile) -> None:
-        """Refuse tiers that would hold nothing, and swapping to nowhere."""
+        """Refuse tiers that would hold nothing, swapping to nowhere, and tiers in part shared."""
         is_swapping = resolved.preemption == "swap"
+        num_shared = sum(tier.is_shared for tier in self.kv_tiers)
+        if num_shared and (is_swapping or num_shared < len(self.kv_tiers)):
+            why = "one that is_shared stands with no others, nor under engines that swap"
+            raise InvalidRequestError.of_field("engine.kv_tiers", why)
         if is_swapping and not self.kv_tiers:
             raise InvalidRequestError.of_field(
                 "engine.kv_tiers", "an engine that preempts by swapping needs a tier to swap to"

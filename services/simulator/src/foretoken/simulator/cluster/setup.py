@@ -29,7 +29,7 @@ from foretoken.simulator.cluster.fleet import pool_scenarios
 from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.draft import follow_speculation
-from foretoken.simulator.serving.feasibility import count_kv_blocks, plan_memories
+from foretoken.simulator.serving.feasibility import count_kv_blocks, place_tiers, whole_memory
 from foretoken.simulator.serving.lora import adapter_load_ns
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import speculation_of
@@ -163,7 +163,7 @@ def set_up_cluster(scenario: ServingScenario, pools: Sequence[ResolvedPool]) -> 
     if cluster is None:
         raise InvalidRequestError.of_field("cluster", "must be set")
     links = _links(cluster, [pool.scenario for pool in pools])
-    whole = _whole_memory(pools[0].scenario)
+    whole = whole_memory(pools[0].scenario)
     return ClusterSetup(
         pools=tuple(
             replace(_set_up_pool(spec, pool, link), has_retries=cluster.failures is not None)
@@ -198,7 +198,7 @@ def _set_up_pool(spec: ReplicaPool, pool: ResolvedPool, link: Link) -> PoolSetup
     # What the fullest rank holds goes through one port, so this much of the whole does in a second.
     port_bytes_per_s = link.bandwidth_bytes_per_s
     if held_bytes:
-        port_bytes_per_s *= _token_bytes(_whole_memory(pool.scenario)) / held_bytes
+        port_bytes_per_s *= _token_bytes(whole_memory(pool.scenario)) / held_bytes
     return PoolSetup(
         name=spec.name,
         role=PoolRole(spec.role),
@@ -210,6 +210,7 @@ def _set_up_pool(spec: ReplicaPool, pool: ResolvedPool, link: Link) -> PoolSetup
             router="least_loaded",
             max_context=pool.scenario.model.max_position,
             kv_bytes_per_token=round(kept_bytes),
+            kv_tiers=place_tiers(pool.scenario, kept_bytes),
             speculation=speculation_of(pool.scenario.speculative, pool.scenario.seed),
         ),
         num_replicas=spec.num_replicas,
@@ -240,8 +241,8 @@ def _check_pool(
             "must be 1 unless engines share experts (ep or attention_dp): see num_replicas",
         ),
         "engine.kv_tiers": (
-            not part.engine.kv_tiers,
-            "must be empty: tiers below the device are simulated only without a cluster",
+            all(tier.is_shared and pool.role != "decode" for tier in part.engine.kv_tiers),
+            "must be shared, and none where answers are decoded; others: only without a cluster",
         ),
         "num_replicas": (
             fits,
@@ -266,13 +267,6 @@ def _check_transfer(scenario: ServingScenario, cluster: ClusterSpec) -> list[Fie
         for pool, block in zip(cluster.pools, blocks, strict=True)
         if max(block, blocks[0]) % min(block, blocks[0])
     ]
-
-
-def _whole_memory(scenario: ServingScenario) -> ServingMemory:
-    """Return the memory of the model on one device: what it keeps of a request counts once."""
-    alone = replace(scenario, layout=ParallelLayout())
-    [memory] = plan_memories(alone, alone.resolve_engine())
-    return memory
 
 
 def _token_bytes(memory: ServingMemory) -> float:

@@ -163,6 +163,8 @@ def name_blocks(state: State, e: int, r: int, num_full: int) -> None:
         b = slot_blocks_of(state)[request.slot, index]
         if blocks_of(state)[b].key == 0:
             _remember(state, e, b, key)
+            if state.is_store_shared and find_stored(state, e, key) == NONE:
+                keep_block(state, e, key)
         request.chain_key = key
         request.num_named += 1
 
@@ -238,10 +240,14 @@ def _remember(state: State, e: int, b: int, key: int) -> None:
 
 @compiled_part
 def _forget(state: State, e: int, b: int) -> None:
-    """Give up the content of a block; the last of that content goes to the tiers below."""
+    """Give up the content of a block; the last of that content goes to the tiers below.
+
+    A store that is shared had it since it was named.
+    """
     key = blocks_of(state)[b].key
     _leave_bucket(state, e, b)
-    if state.num_stored > 0 and _find(state, e, key) == NONE:
+    is_lost = state.num_stored > 0 and not state.is_store_shared
+    if is_lost and _find(state, e, key) == NONE:
         keep_block(state, e, key)
 
 

@@ -12,7 +12,7 @@ from foretoken.simulator.engine.state import EngineState
 # Fields of an engine that are a place in a list.
 _PLACES = tuple(name for name in layout.ENGINE.names or () if name.startswith(("first_", "last_")))
 # Those that outlive it; a scheduler counts from the step it begins at.
-_KEPT = ("unit", "num_steps", "num_slots")
+_KEPT = ("unit", "num_steps", "num_slots", "first_spare")
 
 
 def clear_unit(state: EngineState, slices: list[Slice], engine: int) -> Sequence[int]:
@@ -101,10 +101,14 @@ def _clear_cache(state: EngineState, index: int) -> None:
 
 
 def _clear_tiers(state: EngineState, index: int) -> None:
-    """Empty the tiers of an engine, and its links to them."""
+    """Empty the tiers of an engine, unless all share them, and its links to them."""
     rules, arrays = state.record[0], state.arrays
     tiers = arrays["tiers"][index]
-    for name in ("read_free_ns", "write_free_ns", "num_swapped", "num_kept"):
+    for name in ("read_free_ns", "write_free_ns"):
+        tiers[name] = 0
+    if rules["is_store_shared"]:
+        return
+    for name in ("num_swapped", "num_kept"):
         tiers[name] = 0
     tiers["first_kept"] = tiers["last_kept"] = NONE
     size, num_buckets = int(rules["num_stored"]), int(rules["num_stored_buckets"])

@@ -109,7 +109,9 @@ _RULES = (
     "num_yields",
     "num_tiers",
     "is_swapping",  # the preempted to the first tier
-    "num_stored",  # blocks that the tiers of an engine have room for
+    "num_stores",  # engines with tiers of their own, or one store of all
+    "is_store_shared",
+    "num_stored",  # blocks that the tiers of a store have room for
     "num_stored_buckets",
     "room_steps",
     "room_prefills",

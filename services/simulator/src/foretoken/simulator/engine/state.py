@@ -153,6 +153,8 @@ def _set_rules(rules: State, setup: DeploymentSetup, num_stages: int) -> None:
     rules["is_swapping"] = profile.preemption == "swap" and bool(setup.kv_tiers)
     if rules["is_swapping"] or profile.has_prefix_caching:
         rules["num_tiers"] = len(setup.kv_tiers)
+    rules["is_store_shared"] = any(each.is_shared for each in setup.kv_tiers)
+    rules["num_stores"] = 1 if rules["is_store_shared"] else setup.num_engines
     if setup.speculation is not None and rules["role"] != layout.PREFILL_ONLY:
         rules["num_draft_tokens"] = setup.speculation.num_draft_tokens
         rules["num_lookahead_tokens"] = setup.speculation.num_lookahead_tokens
@@ -165,7 +167,9 @@ def _set_sizes(rules: State, plan: RequestPlan, setup: DeploymentSetup) -> None:
     rules["num_waits"] = len(find_waits(plan.follows, plan.joins).after)
     rules["num_unfollowing"] = np.count_nonzero(find_first(plan.follows, plan.joins))
     rules["is_closed_loop"] = plan.concurrency > 0
-    rules["is_dynamic"] = plan.concurrency > 0 or rules["num_unfollowing"] < plan.num_requests
+    # What an engine finds in a store depends on what others have written by then.
+    waits = plan.concurrency > 0 or rules["num_unfollowing"] < plan.num_requests
+    rules["is_dynamic"] = waits or rules["is_store_shared"]
     rules["hash_block_tokens"] = plan.hash_block_tokens
     rules["num_hashes"] = len(plan.hashes)
     rules["num_engines"] = setup.num_engines
@@ -194,7 +198,8 @@ def _build_engines(rules: State) -> dict[str, Records]:
     engines["unit"] = np.arange(num_engines) * num_units // num_engines
     engines["num_free"] = rules["num_blocks"]
     engines["num_slots"] = rules["max_num_seqs"]
-    engines["first_spare"] = np.arange(num_engines) * int(rules["num_stored"])
+    store = np.minimum(np.arange(num_engines), int(rules["num_stores"]) - 1)
+    engines["first_spare"] = store * int(rules["num_stored"])
     units = np.zeros(num_units, dtype=layout.UNIT)
     units["next_ns"] = layout.NEVER_NS
     units["num_engines"] = num_engines // num_units
@@ -243,9 +248,10 @@ def _build_tiers(rules: State, setup: DeploymentSetup) -> dict[str, Records]:
         tiers["read_ns"][:, level] = round(block_bytes / spec.read_bytes_per_s * NS_PER_S)
         tiers["write_ns"][:, level] = round(block_bytes / spec.write_bytes_per_s * NS_PER_S)
     tiers["first_kept"] = tiers["last_kept"] = NONE
-    stored = np.zeros(num_engines * int(rules["num_stored"]), dtype=layout.STORED)
+    num_stores = int(rules["num_stores"])
+    stored = np.zeros(num_stores * int(rules["num_stored"]), dtype=layout.STORED)
     stored["next"] = np.arange(1, len(stored) + 1)
-    num_buckets = num_engines * int(rules["num_stored_buckets"])
+    num_buckets = num_stores * int(rules["num_stored_buckets"])
     return {
         "tiers": tiers,
         "stored": stored,

@@ -1,7 +1,8 @@
 """Memory below the device's for KV blocks: tiers in a row, each behind a link with a queue.
 
 A tier keeps the blocks that the device gives up; a full one hands its longest unused to the next.
-Requests that are swapped out take room in the first tier, before kept blocks.
+Requests that are swapped out take room in the first tier, before kept blocks. A store that all
+engines share gets every block when it is named; each engine has a link to it of its own.
 """
 
 from foretoken.simulator.engine.layout import NONE, State
@@ -12,6 +13,12 @@ from foretoken.simulator.engine.view import (
     tiers_of,
 )
 from foretoken.simulator.jit import compiled_part
+
+
+@compiled_part
+def _store_of(state: State, e: int) -> int:
+    """Return whose tiers an engine uses: its own, or the first one's where all share them."""
+    return int(min(e, state.num_stores - 1))
 
 
 @compiled_part
@@ -32,7 +39,7 @@ def keep_block(state: State, e: int, key: int) -> None:
     if place != NONE:
         _use(state, e, place)
         return
-    engine, stored = engines_of(state)[e], stored_of(state)
+    engine, stored = engines_of(state)[_store_of(state, e)], stored_of(state)
     place = engine.first_spare
     engine.first_spare = stored[place].next
     bucket = _bucket(state, e, key)
@@ -97,7 +104,7 @@ def _write(state: State, e: int, level: int, num_blocks: int) -> int:
 def _put(state: State, e: int, place: int, level: int) -> None:
     """Keep a block in the first tier from a level on with room; what it displaces goes further."""
     while level < state.num_tiers:
-        tier = tiers_of(state)[e, level]
+        tier = tiers_of(state)[_store_of(state, e), level]
         if tier.num_swapped < tier.capacity:
             stored_of(state)[place].tier = level
             stored_of(state)[place].written_ns = _write(state, e, level, 1)
@@ -113,7 +120,8 @@ def _put(state: State, e: int, place: int, level: int) -> None:
 @compiled_part
 def _lose(state: State, e: int, place: int) -> None:
     """Forget a block that no tier keeps any more."""
-    engine, stored, buckets = engines_of(state)[e], stored_of(state), stored_buckets_of(state)
+    engine = engines_of(state)[_store_of(state, e)]
+    stored, buckets = stored_of(state), stored_buckets_of(state)
     bucket = _bucket(state, e, stored[place].key)
     before = buckets[bucket]
     if before == place:
@@ -136,7 +144,7 @@ def _use(state: State, e: int, place: int) -> None:
 @compiled_part
 def _append(state: State, e: int, place: int) -> None:
     stored = stored_of(state)
-    tier = tiers_of(state)[e, stored[place].tier]
+    tier = tiers_of(state)[_store_of(state, e), stored[place].tier]
     stored[place].previous = tier.last_kept
     stored[place].next = NONE
     if tier.num_kept == 0:
@@ -150,7 +158,7 @@ def _append(state: State, e: int, place: int) -> None:
 @compiled_part
 def _unlink(state: State, e: int, place: int) -> None:
     stored = stored_of(state)
-    tier = tiers_of(state)[e, stored[place].tier]
+    tier = tiers_of(state)[_store_of(state, e), stored[place].tier]
     before, after = stored[place].previous, stored[place].next
     if before == NONE:
         tier.first_kept = after
@@ -165,4 +173,6 @@ def _unlink(state: State, e: int, place: int) -> None:
 
 @compiled_part
 def _bucket(state: State, e: int, key: int) -> int:
-    return int(e * state.num_stored_buckets + (key & (state.num_stored_buckets - 1)))
+    return int(
+        _store_of(state, e) * state.num_stored_buckets + (key & (state.num_stored_buckets - 1))
+    )

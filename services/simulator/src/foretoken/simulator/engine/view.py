@@ -122,14 +122,14 @@ def tiers_of(state: State) -> Records:
 
 @compiled_part
 def stored_of(state: State) -> Records:
-    """Return room for the blocks that the tiers of all engines keep."""
-    return array_at(pointer(state.stored_at), state.num_engines * state.num_stored, STORED)
+    """Return room for the blocks that the tiers of all stores keep."""
+    return array_at(pointer(state.stored_at), state.num_stores * state.num_stored, STORED)
 
 
 @compiled_part
 def stored_buckets_of(state: State) -> Ints:
     """Return first kept block of each bucket of names."""
-    count = state.num_engines * state.num_stored_buckets
+    count = state.num_stores * state.num_stored_buckets
     return array_at(pointer(state.stored_buckets_at), count, np.int32)
 
 

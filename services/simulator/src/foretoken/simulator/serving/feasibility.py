@@ -1,9 +1,10 @@
 """Whether a deployment can run: its layout, and the memory of every rank."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.frameworks.engine import EngineProfile, KvTier
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.lowering.graph import (
     BatchShape,
@@ -15,6 +16,7 @@ from foretoken.domain.lowering.graph import (
 from foretoken.domain.lowering.lower import check_layout, lower_rank
 from foretoken.domain.lowering.memory import ServingMemory, add_draft, plan_serving_memory
 from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
@@ -91,6 +93,28 @@ def plan_memories(
         add_draft(memory, _plan_draft_memory(scenario, draft, engine, rank, device))
         for memory, rank in zip(memories, _ranks(draft), strict=True)
     ]
+
+
+def whole_memory(scenario: ServingScenario) -> ServingMemory:
+    """Return the memory of the model on one device: what it keeps of a request counts once."""
+    alone = replace(scenario, layout=ParallelLayout())
+    [memory] = plan_memories(alone, alone.resolve_engine())
+    return memory
+
+
+def place_tiers(scenario: ServingScenario, kept_bytes: float) -> tuple[KvTier, ...]:
+    """Return the tiers of KV blocks as the fullest rank sees them, which keeps so much of a token.
+
+    A store that is shared has each token once, whatever ranks hold parts or copies of it.
+    """
+    tiers = scenario.engine.kv_tiers
+    if not any(tier.is_shared for tier in tiers):
+        return tiers
+    whole_bytes = whole_memory(scenario).kv_bytes_per_token
+    return tuple(
+        replace(tier, capacity_bytes=max(int(tier.capacity_bytes * kept_bytes / whole_bytes), 1))
+        for tier in tiers
+    )
 
 
 def _ranks(scenario: ServingScenario) -> Sequence[RankContext]:

@@ -36,7 +36,7 @@ from foretoken.simulator.serving.draft import (
     list_surface_specs,
     time_drafts,
 )
-from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility
+from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility, place_tiers
 from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import build_report, rate_of
 from foretoken.simulator.serving.record import ServingRecord, count_group_tokens
@@ -338,6 +338,7 @@ def set_up_deployment(
     stage needs the token that leaves the last.
     """
     layout = scenario.layout
+    kept_bytes = max(memory.kv_bytes_per_token for memory in memories)
     engine = follow_speculation(engine, scenario.speculative)
     if layout.pp > 1:
         engine = replace(engine, has_async_scheduling=False)
@@ -348,8 +349,8 @@ def set_up_deployment(
         is_lock_step=layout.shares_experts,
         router="least_loaded" if layout.shares_experts else "round_robin",
         max_context=scenario.model.max_position,
-        kv_bytes_per_token=round(max(memory.kv_bytes_per_token for memory in memories)),
-        kv_tiers=scenario.engine.kv_tiers,
+        kv_bytes_per_token=round(kept_bytes),
+        kv_tiers=place_tiers(scenario, kept_bytes),
         speculation=speculation_of(scenario.speculative, scenario.seed),
     )
 

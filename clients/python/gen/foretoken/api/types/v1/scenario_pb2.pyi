@@ -32,6 +32,7 @@ class KvTier(_message.Message):
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     READ_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     WRITE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the tier ("cpu"). Empty: none."""
     capacity_bytes: _builtins.int
@@ -40,6 +41,8 @@ class KvTier(_message.Message):
     """Bandwidth towards the device, in bytes per s. 0: an error."""
     write_bytes_per_s: _builtins.float
     """Bandwidth away from the device, in bytes per s. 0: an error."""
+    shared: _builtins.bool
+    """Whether it is a store that all replicas share. False: each has one of its own."""
     def __init__(
         self,
         *,
@@ -47,10 +50,11 @@ class KvTier(_message.Message):
         capacity_bytes: _builtins.int = ...,
         read_bytes_per_s: _builtins.float = ...,
         write_bytes_per_s: _builtins.float = ...,
+        shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "name", b"name", "read_bytes_per_s", b"read_bytes_per_s", "write_bytes_per_s", b"write_bytes_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "name", b"name", "read_bytes_per_s", b"read_bytes_per_s", "shared", b"shared", "write_bytes_per_s", b"write_bytes_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
