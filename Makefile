@@ -270,7 +270,7 @@ starter: setup ## make starter/'s measurements anew from NVIDIA's WHEEL (minutes
 	$(BIN)/python starter/make_starter.py $(if $(WHEEL),--wheel $(WHEEL))
 
 .PHONY: starter-prior
-starter-prior: setup ## learn starter/'s typical efficiencies anew, as a new revision of features asks for
+starter-prior: setup ## learn starter/'s typical efficiencies and tunings anew, as a new revision of features or of training asks for (ten CPU minutes)
 	$(BIN)/python starter/make_starter.py --prior
 
 .PHONY: page-assets

@@ -3,8 +3,8 @@
 
 The wheel's tables are imported into a catalog of their own; of what can be trained on, the series
 of the newest software are thinned (see `thinning.py`) and published as a dataset, with an index of
-its series and models of typical efficiency. The same wheel and the same release of the program give
-the same bytes.
+its series, models of typical efficiency, and what leaving points out taught of series. The same
+wheel and the same release of the program give the same bytes.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +39,15 @@ from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, own_heads
 from foretoken.predictor.model_store import write_models
-from foretoken.predictor.starter import PRIOR_NAME, StarterEntry, StarterSeries, write_index
+from foretoken.predictor.regression.curves import has_curves
+from foretoken.predictor.starter import (
+    PRIOR_NAME,
+    TUNING_NAME,
+    StarterEntry,
+    StarterSeries,
+    write_index,
+)
+from foretoken.predictor.trainer import tune
 from foretoken.predictor.training_rows import (
     Series,
     SeriesKey,
@@ -49,6 +58,7 @@ from foretoken.predictor.training_rows import (
 )
 from foretoken.predictor.transfer import train_transfers
 from foretoken.predictor.transfer.siblings import find_siblings
+from foretoken.predictor.tuning import Tuning, write_tunings
 from foretoken.wire.arrow import STORED_SCHEMA, read_table
 
 TARGET = Path(__file__).resolve().parent / "src" / "foretoken_starter" / "data"
@@ -72,6 +82,8 @@ _LEVEL = "19"
 # Bits of the mantissa of a latency in single precision that are dropped: 10 of 23 are kept, which
 # is within five parts in ten thousand. A point that is measured again is off by ten times as much.
 _DROPPED_BITS = 13
+# A series of fewer points is soon trained in full; so many go to a worker at a time.
+_MIN_TUNED, _CHUNK = 500, 8
 # When NVIDIA built the wheel: the same every time.
 _BUILT = datetime(2026, 10, 27, tzinfo=UTC)
 _RUN_ID = "starter"
@@ -96,7 +108,7 @@ def make(wheel: Path | None, version: str, target: Path) -> None:
         write_dataset(catalog, target)
         (runs,) = (table for table in plan.raw_tables if table.facts["table"] == MEASURED_RUNS)
         write_runs(runs.read(), target)
-    write_prior(target)
+    write_learned(target)
 
 
 def write_dataset(catalog: CatalogService, target: Path) -> None:
@@ -151,13 +163,28 @@ def write_runs(content: bytes, target: Path) -> None:
     (target / f"_{MEASURED_RUNS}.csv.gz").write_bytes(packed)
 
 
-def write_prior(target: Path) -> None:
-    """Write the models of typical efficiency that the series of a dataset speak for."""
+def write_learned(target: Path) -> None:
+    """Write what the series of a dataset teach: typical efficiencies, and their own tunings."""
     config = PredictorConfig(state_folder="")
     series = StarterSeries(target, target, config)
     single = [head.key for head in own_heads(tuple(series.heads.values()))]
     transfers = train_transfers(map(series.read_series, single), config, seed=0)
     (target / PRIOR_NAME).write_bytes(write_models(ModelSet(transfers=transfers)))
+    tuned = [
+        head
+        for head in series.heads.values()
+        if head.num_points >= _MIN_TUNED and not has_curves(head.key.spec)
+    ]
+    with ProcessPoolExecutor() as pool:
+        found = pool.map(_tune, ((target, head.key) for head in tuned), chunksize=_CHUNK)
+        tunings = dict(zip((head.content_hash for head in tuned), found, strict=True))
+    (target / TUNING_NAME).write_bytes(write_tunings(tunings))
+
+
+def _tune(place: tuple[Path, SeriesKey]) -> Tuning:
+    """Return what a training of a series learns by leaving points out."""
+    folder, key = place
+    return tune(StarterSeries(folder, folder, PredictorConfig(state_folder="")).train(key))
 
 
 class CatalogOf:
@@ -281,7 +308,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=TARGET, help="the dataset's folder")
     options = parser.parse_args()
     if options.prior:
-        write_prior(options.out)
+        write_learned(options.out)
     else:
         make(options.wheel, options.version, options.out)
 

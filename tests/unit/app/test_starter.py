@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from artifact_shelf import ArtifactShelf
 from pyarrow import parquet
@@ -16,8 +17,11 @@ from foretoken.app.starter import describe_starter, tell_once, with_starter
 from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_store import read_models
+from foretoken.predictor.regression.curves import has_curves
 from foretoken.predictor.software import Relation, parse_software
-from foretoken.predictor.starter import PRIOR_NAME, StarterSeries
+from foretoken.predictor.starter import PRIOR_NAME, TUNING_NAME, StarterSeries
+from foretoken.predictor.trainer import tune
+from foretoken.predictor.tuning import read_tunings
 from foretoken.simulator.validation.published_run import AskedRun, find_nearest
 
 _DATA = Path(__file__).resolve().parents[3] / "starter" / "src" / "foretoken_starter" / "data"
@@ -139,6 +143,22 @@ def test_of_the_same_chip_it_has_what_the_other_does_not_tell(series: StarterSer
 def test_typical_efficiencies_are_of_this_revision() -> None:
     """When this fails, run `make starter-prior`."""
     assert "gemm on any gpu" in read_models(_DATA / PRIOR_NAME).transfers
+
+
+def test_what_leaving_points_out_taught_is_of_this_revision(series: StarterSeries) -> None:
+    """Of every series but small ones. When this fails, run `make starter-prior`."""
+    found = read_tunings(_DATA / TUNING_NAME)
+    large = [
+        head
+        for head in series.heads.values()
+        if head.num_points >= 500 and not has_curves(head.key.spec)
+    ]
+    assert len(large) == len(found)
+    head = min(large, key=lambda head: (head.num_points, head.key))
+    taught, told = tune(series.train(head.key)), found.find(head.content_hash)
+    assert told is not None
+    assert taught.shares.tolist() == told.shares.tolist()
+    np.testing.assert_allclose(taught.numbers, told.numbers, rtol=1e-3)
 
 
 def test_measured_runs_are_found_by_what_they_are_like() -> None:

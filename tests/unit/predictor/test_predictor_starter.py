@@ -3,6 +3,7 @@
 import gzip
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,14 @@ from foretoken.predictor.service import PredictorService
 from foretoken.predictor.starter import (
     INDEX_NAME,
     PRIOR_NAME,
+    TUNING_NAME,
     StarterEntry,
     StarterSeries,
     write_index,
 )
+from foretoken.predictor.trainer import tune
 from foretoken.predictor.training_rows import SeriesKey
+from foretoken.predictor.tuning import write_tunings
 
 _VLLM = SeriesKey("gemm", "a30", "", "fp16", "forward", "vllm 0.24.0")
 _SGLANG = SeriesKey("gemm", "a30", "", "fp16", "forward", "sglang 0.5.14")
@@ -136,6 +140,28 @@ def test_a_model_is_trained_once_for_all_processes(starter: Path, tmp_path: Path
     modified = path.stat().st_mtime_ns
     assert report == StarterSeries(starter, kept, config)[_VLLM].report
     assert modified == path.stat().st_mtime_ns
+
+
+def test_what_leaving_points_out_taught_is_taken_from_the_starter(
+    starter: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same model without leaving any out; a damaged file is as none."""
+    config = PredictorConfig(state_folder=str(tmp_path))
+    taught = StarterSeries(starter, tmp_path / "taught", config)
+    full = taught.train(_VLLM)
+    doubled = replace(tune(full), calibration=replace(full.calibration, tier_log=np.full(5, 0.5)))
+    tunings = write_tunings({taught.heads[_VLLM].content_hash: doubled})
+    (starter / TUNING_NAME).write_bytes(tunings)
+    told = StarterSeries(starter, tmp_path / "kept", config)[_VLLM]
+    assert [0.5] * 5 == told.calibration.tier_log.tolist()
+    (starter / TUNING_NAME).write_bytes(tunings[:-9])
+    alone = StarterSeries(starter, tmp_path / "alone", config)[_VLLM]
+    assert full.calibration.tier_log.tolist() == alone.calibration.tier_log.tolist()
+    assert "_tuning.bin cannot be read" in caplog.text
+    design = full.series.design
+    tiers = np.zeros(design.num_rows, dtype=np.int64)
+    answers = [model.regressor.predict(design, tiers).log_ratio for model in (full, told)]
+    np.testing.assert_allclose(*answers, atol=1e-6)
 
 
 def test_points_are_those_of_their_rows(starter: Path, tmp_path: Path) -> None:

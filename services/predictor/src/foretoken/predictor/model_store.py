@@ -25,6 +25,7 @@ from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.intervals.calibration import Calibration
 from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.packing import Arrays, pack, unpack
 from foretoken.predictor.regression.curves import CurveRegressor, has_curves
 from foretoken.predictor.regression.prediction import Regressor, RegressorState
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
@@ -39,8 +40,6 @@ from foretoken.predictor.transfer.support import Support
 _FORMAT_REVISION = 4
 STORE_REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
 _INDEX, _TRANSFERS = "index.json", "transfers"
-
-_Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class StoredSeries(Mapping[SeriesKey, SeriesModel]):
@@ -70,13 +69,13 @@ class StoredSeries(Mapping[SeriesKey, SeriesModel]):
     def read_series(self, key: SeriesKey) -> Series:
         """Return the points of a series, without its model."""
         with _reading(key):
-            meta, arrays = _unpack(self.packed(key))
+            meta, arrays = unpack(self.packed(key))
             return _read_points(self.heads[key], meta, arrays)
 
     def read_report(self, key: SeriesKey) -> OperatorTrainingReport:
         """Return how good the model of a series is."""
         with _reading(key):
-            return schema.decode(OperatorTrainingReport, _unpack(self.packed(key))[0]["report"])
+            return schema.decode(OperatorTrainingReport, unpack(self.packed(key))[0]["report"])
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is such a series, without loading it."""
@@ -151,7 +150,7 @@ def write_models(models: ModelSet, *, has_members: bool = True) -> bytes:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         _write_member(archive, _INDEX, json.dumps(index).encode())
-        _write_member(archive, _TRANSFERS, _pack({"transfers": transfers}, arrays))
+        _write_member(archive, _TRANSFERS, pack({"transfers": transfers}, arrays))
         for name, member in sorted(members.items()):
             _write_member(archive, name, member)
     return content.getvalue()
@@ -179,7 +178,7 @@ def read_models(path: Path) -> ModelSet:
         heads[own] = SeriesHead(
             key=own, kernels=tuple(kernels), num_points=num_points, content_hash=content_hash
         )
-    meta, arrays = _unpack(members[_TRANSFERS])
+    meta, arrays = unpack(members[_TRANSFERS])
     transfers = {
         item["name"]: TransferModel(
             Trees.from_arrays(str(place), arrays),
@@ -224,12 +223,12 @@ def pack_model(model: SeriesModel) -> bytes:
         "tier_log": calibration.tier_log,
         **{f"regressor:{name}": array for name, array in state.arrays.items()},
     }
-    return _pack(meta, arrays)
+    return pack(meta, arrays)
 
 
 def unpack_model(head: SeriesHead, content: bytes) -> SeriesModel:
     """Return the model of a series from its member."""
-    meta, arrays = _unpack(content)
+    meta, arrays = unpack(content)
     series = _read_points(head, meta, arrays)
     bins = arrays["bin_edges_us"], arrays["bin_ratio"]
     return SeriesModel(
@@ -243,7 +242,7 @@ def unpack_model(head: SeriesHead, content: bytes) -> SeriesModel:
     )
 
 
-def _read_points(head: SeriesHead, meta: Mapping[str, Any], arrays: _Arrays) -> Series:
+def _read_points(head: SeriesHead, meta: Mapping[str, Any], arrays: Arrays) -> Series:
     return Series(
         key=head.key,
         points=np.ascontiguousarray(arrays["points"].T, dtype=np.int64),
@@ -253,7 +252,7 @@ def _read_points(head: SeriesHead, meta: Mapping[str, Any], arrays: _Arrays) -> 
     )
 
 
-def _read_regressor(series: Series, meta: Mapping[str, Any], arrays: _Arrays) -> Regressor:
+def _read_regressor(series: Series, meta: Mapping[str, Any], arrays: Arrays) -> Regressor:
     own = {
         name.partition(":")[2]: array
         for name, array in arrays.items()
@@ -272,28 +271,3 @@ def _read_regressor(series: Series, meta: Mapping[str, Any], arrays: _Arrays) ->
 def _narrow(points: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """Return integers in the fewest bytes that hold them."""
     return points.astype(np.min_scalar_type(int(points.max(initial=0))))
-
-
-def _pack(meta: Mapping[str, Any], arrays: _Arrays) -> bytes:
-    """Return a line of JSON, and arrays one after the other, bytes of like weight together."""
-    layout = {name: [array.dtype.str, array.shape] for name, array in arrays.items()}
-    head = json.dumps({**meta, "arrays": layout}).encode()
-    parts = [
-        np.frombuffer(array.tobytes(), np.uint8).reshape(-1, array.itemsize).T.tobytes()
-        for array in arrays.values()
-    ]
-    return b"".join([head, b"\n", *parts])
-
-
-def _unpack(content: bytes) -> tuple[Mapping[str, Any], _Arrays]:
-    head, _, rest = content.partition(b"\n")
-    meta = json.loads(head)
-    arrays, start = {}, 0
-    for name, (dtype, shape) in meta["arrays"].items():
-        kind = np.dtype(dtype)
-        num_bytes = kind.itemsize * int(np.prod(shape, dtype=np.int64))
-        planes = np.frombuffer(rest[start : start + num_bytes], np.uint8)
-        whole = np.ascontiguousarray(planes.reshape(kind.itemsize, -1).T)
-        arrays[name] = whole.view(kind).reshape(shape)
-        start += num_bytes
-    return meta, arrays

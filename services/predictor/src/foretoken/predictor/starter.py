@@ -1,8 +1,9 @@
 """The starter catalog: measurements that come with the program, for what nobody measured here.
 
 A folder as `catalog publish` writes it, with an index of the series its rows are, each one after
-the other in a file, and models of typical efficiency. Own measurements always come first: a series
-of the starter answers where own ones have none of the same circumstances.
+the other in a file, models of typical efficiency, and what leaving points out taught of a series.
+Own measurements always come first: a series of the starter answers where own ones have none of the
+same circumstances.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +32,13 @@ from foretoken.predictor.roofline import Target
 from foretoken.predictor.trainer import SeriesModel, train_series
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, unite_series
 from foretoken.predictor.transfer import TransferModel
+from foretoken.predictor.tuning import Tuning, Tunings, read_tunings
 
 _log = logging.getLogger(__name__)
 
 INDEX_NAME = "_series.json.gz"
 PRIOR_NAME = "_prior.models"
+TUNING_NAME = "_tuning.bin"
 # What the version of models that have measurements of the starter ends in.
 NAME = "starter"
 _SEED = 0
@@ -160,13 +164,21 @@ class StarterSeries(Mapping[SeriesKey, SeriesModel]):
             pass
         except Exception as err:  # noqa: BLE001 - what is damaged can fail anywhere
             _log.warning("trained anew: a model of %s cannot be read: %r", head.key.operator, err)
-        model = train_series(self.read_series(head.key), self._config, _SEED)
+        model = self.train(head.key, self._tunings.find(head.content_hash))
         model = dataclasses.replace(model, content_hash=head.content_hash)
         try:
             self._kept.keep(head.content_hash, pack_model(model))
         except OSError as err:  # without it the next process trains again
             _log.warning("the model is not kept: %s", err)
         return model
+
+    def train(self, key: SeriesKey, tuning: Tuning | None = None) -> SeriesModel:
+        """Train a series, as a tuning of it says where there is one."""
+        return train_series(self.read_series(key), self._config, _SEED, tuning=tuning)
+
+    @cached_property
+    def _tunings(self) -> Tunings:
+        return read_tunings(self._folder / TUNING_NAME)
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is such a series, without loading it."""

@@ -37,6 +37,7 @@ from foretoken.predictor.regression.prediction import Regressor
 from foretoken.predictor.regression.series_regressor import SeriesRegressor, spread
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 from foretoken.predictor.training_rows import Series, SeriesHead
+from foretoken.predictor.tuning import Tuning
 
 # The share of the roofline no modelled estimate goes below. Real calls do go below the roofline
 # itself where their data fit the second-level cache, so a series that was measured even lower
@@ -81,34 +82,65 @@ class SeriesModel:
 
 
 def train_series(
-    series: Series, config: PredictorConfig, seed: int, heartbeat: Heartbeat = no_heartbeat
+    series: Series,
+    config: PredictorConfig,
+    seed: int,
+    heartbeat: Heartbeat = no_heartbeat,
+    tuning: Tuning | None = None,
 ) -> SeriesModel:
     """Train on all points; the folds that measure it train models of their own.
 
-    `heartbeat` is called before every fold; what it raises ends the training.
+    `heartbeat` is called before every fold; what it raises ends the training. With a `tuning`, as
+    an earlier training of the same points has learned it, there are no folds.
     """
     spec = series.key.spec
     design = series.design
     log_ratio = np.log(series.latency_us / design.base_us)
     # All points serve as neighbours; of many, some tell the rest.
     sample = thin_rows(np.arange(design.num_rows), config.max_rows, np.random.default_rng(seed))
-    validation = CrossValidation(spec, design.take(sample), log_ratio[sample], seed, heartbeat)
-    if has_curves(spec):
-        trained = _train_curves(validation, design, log_ratio)
+    if tuning is not None:
+        fitter = MemberFitter(config, seed, design, log_ratio, sample, tuning.scales)
+        trained = _train_tuned(series, fitter, tuning)
     else:
-        trained = _train_members(validation, MemberFitter(config, seed, design, log_ratio, sample))
-    errors = to_errors(trained.unseen, trained.shares)
+        part = design.take(sample)
+        validation = CrossValidation(spec, part, log_ratio[sample], seed, heartbeat)
+        if has_curves(spec):
+            trained = _train_curves(series, validation, design, log_ratio)
+        else:
+            fitter = MemberFitter(config, seed, design, log_ratio, sample)
+            trained = _train_members(series, validation, fitter)
     with np.errstate(divide="ignore"):
         roofline_ratio = np.min(series.latency_us / design.roofline_us)
     return SeriesModel(
         series=series,
         regressor=trained.regressor,
-        calibration=calibrate(errors),
+        calibration=trained.calibration,
         min_roofline_ratio=float(min(MIN_ROOFLINE_RATIO, roofline_ratio)),
         floor_slack_ratio=learn_floor(spec, series.points, series.latency_us).slack_ratio,
         content_hash=hash_training(series, config, seed),
-        report=report_errors(
-            series.key, len(series.points), trained.unseen, errors, trained.member_weights
+        report=trained.report,
+    )
+
+
+def tune(model: SeriesModel) -> Tuning:
+    """Return what a training of members has learned by leaving points out.
+
+    Raises:
+        TypeError: the model has no members.
+
+    """
+    regressor, report = model.regressor, model.report
+    if not isinstance(regressor, SeriesRegressor):
+        raise TypeError(f"{type(regressor).__name__} has no members")
+    return Tuning(
+        shares=regressor.shares,
+        scales=regressor.members.kriging.scales,
+        calibration=model.calibration,
+        num_held_out=report.num_held_out,
+        errors=(
+            report.held_out_mape_ratio,
+            report.held_out_p90_ratio,
+            report.interval_coverage_ratio,
         ),
     )
 
@@ -122,8 +154,7 @@ def refit_regressor(
     design, shares = part.design, regressor.shares
     log_ratio = np.log(part.latency_us / design.base_us)
     fitter = MemberFitter(config, seed, design, log_ratio, np.arange(design.num_rows))
-    members = fitter.fit(has_steps=bool(shares[:, STEPS].any())).settle()
-    return SeriesRegressor(members, shares)
+    return _mix_members(fitter, shares)
 
 
 def hash_training(series: Series, config: PredictorConfig, seed: int) -> str:
@@ -143,20 +174,16 @@ def hash_training(series: Series, config: PredictorConfig, seed: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Trained:
-    """A regressor, and what its members said of points left out."""
+    """A regressor, and how far it is off."""
 
     regressor: Regressor
-    unseen: Sequence[Unseen]
-    shares: Matrix
-    member_names: tuple[str, ...]
-
-    @property
-    def member_weights(self) -> dict[str, float]:
-        """Share of each member in the answers inside the grid."""
-        return dict(zip(self.member_names, self.shares[Tier.GRID].tolist(), strict=True))
+    calibration: Calibration
+    report: OperatorTrainingReport
 
 
-def _train_curves(validation: CrossValidation, design: Design, log_ratio: FloatColumn) -> _Trained:
+def _train_curves(
+    series: Series, validation: CrossValidation, design: Design, log_ratio: FloatColumn
+) -> _Trained:
     def ask(known: Part, asked: Part, tiers: IntColumn) -> Answers:
         trained = fit_curve_regressor(known.design, validation.log_ratio[known.rows])
         prediction = trained.predict(asked.design, tiers)
@@ -164,16 +191,44 @@ def _train_curves(validation: CrossValidation, design: Design, log_ratio: FloatC
 
     regressor = fit_curve_regressor(design, log_ratio)
     unseen = list(validation.leave_out(ask))
-    return _Trained(regressor, unseen, np.ones((len(Tier), 1)), ("curves",))
+    return _judge(series, regressor, unseen, _Mixture(np.ones((len(Tier), 1)), ("curves",)))
 
 
-def _train_members(validation: CrossValidation, fitter: MemberFitter) -> _Trained:
+def _train_members(series: Series, validation: CrossValidation, fitter: MemberFitter) -> _Trained:
     def ask(known: Part, asked: Part, _tiers: IntColumn) -> Answers:
         answers, deviation_log = fitter.ask_part(known, asked)
         return answers, spread(answers, deviation_log)
 
     unseen = list(validation.leave_out(ask))
-    shares = learn_shares(unseen, len(NAMES))
+    mixture = _Mixture(learn_shares(unseen, len(NAMES)), NAMES)
+    return _judge(series, _mix_members(fitter, mixture.shares), unseen, mixture)
+
+
+def _train_tuned(series: Series, fitter: MemberFitter, tuning: Tuning) -> _Trained:
+    regressor = _mix_members(fitter, tuning.shares)
+    return _Trained(regressor, tuning.calibration, tuning.report(series.key, series.num_points))
+
+
+def _mix_members(fitter: MemberFitter, shares: Matrix) -> SeriesRegressor:
+    """Return the regressor of all points; steps are trained where they have a share."""
     has_steps = bool(shares[:, STEPS].any())
-    members = fitter.fit(has_steps=has_steps).settle()
-    return _Trained(SeriesRegressor(members, shares), unseen, shares, NAMES)
+    return SeriesRegressor(fitter.fit(has_steps=has_steps).settle(), shares)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """The shares of members by name (columns) by tier (rows)."""
+
+    shares: Matrix
+    names: tuple[str, ...]
+
+
+def _judge(
+    series: Series, regressor: Regressor, unseen: Sequence[Unseen], mixture: _Mixture
+) -> _Trained:
+    """Return a regressor with what its members said of points left out."""
+    errors = to_errors(unseen, mixture.shares)
+    # In the answers inside the grid.
+    weights = dict(zip(mixture.names, mixture.shares[Tier.GRID].tolist(), strict=True))
+    report = report_errors(series.key, series.num_points, unseen, errors, weights)
+    return _Trained(regressor, calibrate(errors), report)

@@ -87,13 +87,14 @@ class MemberFitter:
         design: Design,
         log_ratio: FloatColumn,
         sample: IntColumn,
+        scales: Scales | None = None,
     ) -> None:
-        """Learn what all parts share; parts and trees are of the rows of a sample."""
+        """Learn what all parts share, but `scales` that are given; parts are of a sample."""
         self._config, self._seed = config, seed
         self._sample, self._log_ratio = design.take(sample), log_ratio[sample]
         self._law = fit_regimes(self._sample, self._log_ratio)
         self._axes, self._residual_log = design.axes, log_ratio - self._law.log_ratio(design)
-        self._scales = learn_scales(self._axes, self._residual_log, seed)
+        self._scales = scales or learn_scales(self._axes, self._residual_log, seed)
         self._inputs = tree_inputs(self._sample, self._law.log_ratio(self._sample))
         self._for_trees = TreeRows(self._inputs, config, is_linear=config.booster.is_linear)
         self._for_steps = TreeRows(self._sample.features, config, is_linear=False)
