@@ -221,15 +221,19 @@ def test_bash_blocks_run(block: _Block, tmp_path: Path, find_tool: Callable[[str
     _run([find_tool("bash"), "-euo", "pipefail", "-c", block.text], block, tmp_path)
 
 
-def _run(command: list[str], block: _Block, home: Path) -> None:
-    """Run a block as a user would, in the repository, with the starter, its files kept apart."""
+def _run(command: list[str], block: _Block, folder: Path) -> None:
+    """Run a block as a user would, as in the repository, with the starter, its files kept apart."""
+    work = folder / "work"
+    work.mkdir()
+    for entry in _ROOT.iterdir():
+        (work / entry.name).symlink_to(entry)
     environment = {
         **{name: value for name, value in os.environ.items() if "STARTER" not in name},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "FORETOKEN_HOME": str(home),
+        "FORETOKEN_HOME": str(folder / "home"),
     }
     ran = subprocess.run(
-        command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False
+        command, cwd=work, env=environment, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, f"{block.place}\n{ran.stdout}{ran.stderr}"
 

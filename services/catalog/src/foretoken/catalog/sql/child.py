@@ -198,9 +198,12 @@ def _step_back(data_bytes: int) -> None:
 
 
 def _watch_memory(limit_bytes: int) -> None:
-    while _resident_bytes() <= limit_bytes:
-        time.sleep(_TICK_S)
-    os._exit(EXIT_MEMORY)
+    """End the process when it has more, and also when nothing watches it any more."""
+    try:
+        while _resident_bytes() <= limit_bytes:
+            time.sleep(_TICK_S)
+    finally:
+        os._exit(EXIT_MEMORY)
 
 
 def _resident_bytes() -> int:
