@@ -13,7 +13,7 @@ import search_tasks
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.errors import InvalidRequestError, StorageFullError
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.search.journal import Journal, fingerprint, run_journaled
@@ -76,44 +76,6 @@ def test_what_was_done_before_an_error_is_kept(tmp_path: Path) -> None:
         list(run_journaled(InlineExecutor(), journal, search_tasks.refuse, range(4), None))
     with Journal(tmp_path / "j") as journal:
         assert 2 == len(journal)
-
-
-@given(cut=st.integers(0, 400))
-def test_a_torn_file_gives_the_records_before_the_tear(
-    cut: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Wherever the crash tore it; and what is appended then is found the next time."""
-    path = tmp_path_factory.mktemp("torn") / "j"
-    with Journal(path) as journal:
-        for key in range(4):
-            journal.append(bytes([key]) * 32, {"value": key})
-    content = path.read_bytes()
-    record = len(content) // 4
-    path.write_bytes(content[: min(cut, len(content))])
-    with Journal(path) as journal:
-        num_whole = min(cut // record, 4)
-        assert [k < num_whole for k in range(4)] == [bytes([k]) * 32 in journal for k in range(4)]
-        journal.append(b"x" * 32, "new")
-    with Journal(path) as journal:
-        assert num_whole + 1 == len(journal)
-        assert "new" == journal.read(b"x" * 32)
-
-
-def test_a_record_that_was_changed_ends_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    with Journal(path) as journal:
-        journal.append(b"a" * 32, "first")
-        journal.append(b"b" * 32, "second")
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-    with Journal(path) as journal:
-        assert (True, False) == (b"a" * 32 in journal, b"b" * 32 in journal)
-
-
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StorageFullError, match="cannot be kept"), Journal(tmp_path / "no" / "j"):
-        pass
 
 
 _PLAIN = st.recursive(

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort, ModelVersion, TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
+from foretoken.jobs.record_file import RecordFile
 from foretoken.jobs.runner import JobLimits, JobProgress, JobRunner, Work
 from foretoken.jobs.service import RunsJobs
 from foretoken.jobs.sharing import SharedJobs
@@ -38,6 +40,7 @@ from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.explaining import explain
 from foretoken.predictor.model_library import ModelLibrary
 from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.model_store import STORE_REVISION
 from foretoken.predictor.on_demand import Learner
 from foretoken.predictor.planning.profile_plan import plan_profile
 from foretoken.predictor.query_check import check_query
@@ -46,7 +49,6 @@ from foretoken.predictor.recent_rows import parse_time
 from foretoken.predictor.starter import LayeredModels, layer, open_starter, own_version
 from foretoken.predictor.statistics import PredictionStatistics
 from foretoken.predictor.training import Known, open_workers, train_models
-from foretoken.predictor.training_journal import TrainingJournal
 from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.upkeep import RepeatedWork
 
@@ -294,12 +296,16 @@ class PredictorService(RunsJobs):
             self.statistics.observe_failed_model_load()
             raise
 
-    def _find_known(self, progress: JobProgress) -> Known:
-        """Return what need not be trained, also what this job had trained in another process."""
+    @contextmanager
+    def _find_known(self, progress: JobProgress) -> Iterator[Known]:
+        """Give what need not be trained, also what this job had trained in another process."""
+        before = self._library.active, self._learner.kept
         if not self._shares_jobs:
-            return Known(self._library.active, self._learner.kept)
-        journal = TrainingJournal(progress.kept_path("series"))
-        return Known(self._library.active, self._learner.kept, journal.read(), journal.append)
+            yield Known(*before)
+            return
+        path = progress.kept_path("-".join(map(str, ("series", *STORE_REVISION))))
+        with RecordFile(path, "the models of a training") as records:
+            yield Known(*before, records, records.append)
 
     def _train(self, request: TrainRequest, progress: JobProgress) -> PredictorTrainingReport:
         selection = MeasurementFilter(device=request.device, operator=request.operator)
@@ -317,8 +323,7 @@ class PredictorService(RunsJobs):
                 f"the catalog has no rows{of_what} to train on; profile a device or import "
                 f"measurements"
             )
-        known = self._find_known(progress)
-        with open_workers(found, self._config) as executor:
+        with self._find_known(progress) as known, open_workers(found, self._config) as executor:
             trained = train_models(found, request, known, self._config, progress, executor)
         models = self._library.keep(
             replace(trained.models, created_at=created_at, snapshot_hash=snapshot.content_hash)

@@ -45,7 +45,7 @@ class Trained:
     reports: tuple[OperatorTrainingReport, ...]
 
 
-def _keep_nothing(_content_hash: str, _packed: bytes) -> None:
+def _keep_nothing(_key: bytes, _packed: bytes) -> None:
     pass
 
 
@@ -54,13 +54,13 @@ class Known:
     """What was trained before: a version, and further packed models by identity of training.
 
     `resumed` are those of this very training, before it was interrupted; `keep` is given each model
-    that is trained now, as soon as it is.
+    that is trained now, as soon as it is. Their keys are the identities as bytes.
     """
 
     version: ModelSet
     learned: Mapping[str, bytes] = field(default_factory=dict)
-    resumed: Mapping[str, bytes] = field(default_factory=dict)
-    keep: Callable[[str, bytes], None] = _keep_nothing
+    resumed: Mapping[bytes, bytes] = field(default_factory=dict)
+    keep: Callable[[bytes, bytes], None] = _keep_nothing
     series: StoredSeries = field(init=False)
     _keys: Mapping[str, SeriesKey] = field(init=False)
 
@@ -75,7 +75,8 @@ class Known:
         """Return a model that was trained so, packed; none where there is none to be read."""
         key = self._keys.get(content_hash)
         if key is None:
-            return self.resumed.get(content_hash) or self.learned.get(content_hash)
+            resumed = self.resumed.get(bytes.fromhex(content_hash))
+            return resumed or self.learned.get(content_hash)
         try:
             self.series.read_series(key)
             self.series.read_report(key)
@@ -150,7 +151,7 @@ def train_models(
     waiting.sort(key=lambda item: -item[0].num_points)
     for key, content in _train_all(waiting, config, request.seed, progress, executor):
         packed[heads[key].content_hash] = content
-        known.keep(heads[key].content_hash, content)
+        known.keep(bytes.fromhex(heads[key].content_hash), content)
     after = StoredSeries(dict(sorted(heads.items())), packed)
     progress.update(_READ_RATIO + _SERIES_RATIO, "learning typical efficiencies")
     single = [head.key for head in own_heads(tuple(after.heads.values()))]

@@ -3,25 +3,19 @@
 import dataclasses
 import enum
 import hashlib
-import os
 import pickle
-import struct
-import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
-from io import BufferedRandom
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 import foretoken.domain
 import foretoken.simulator
-from foretoken.domain.errors import StorageFullError
 from foretoken.jobs.executor import Executor, R, S, T, keep_going
+from foretoken.jobs.record_file import RecordFile
 
 # Code, and data that is looked up by name: devices, models, profiles.
 _SOURCES = ("**/*.py", "**/*.yaml", "**/*.json")
@@ -104,111 +98,30 @@ def _name_of(value: Any) -> str:
     return f"{value.__module__}.{name}"
 
 
-# Before each result: its item's key, its length in bytes and its checksum.
-_HEADER = struct.Struct("<32sQI")
-# What the operating system was given survives the death of the process. That it is on the disk,
-# for the death of the machine, is asked for this often: so much work may be done again.
-_SYNC_PERIOD_S = 1.0
+class Journal(RecordFile):
+    """The results of a search by key, pickled: the file is for the service that wrote it.
 
-
-class Journal:
-    """An append-only file of results by key; a context manager.
-
-    A record that a crash tore off is dropped, with all after it, when the file is opened; the
-    `num_found` before it are kept. `num_read` counts the results that were asked for. Results are
-    pickled: the file is for the service that wrote it.
+    `num_read` counts the results that were asked for.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._places: dict[bytes, tuple[int, int]] = {}
-        self._file: BufferedRandom | None = None
-        self._end = 0
-        self._synced_s = 0.0
-        self.num_found = 0
+        super().__init__(path, "the results of the search")
         self.num_read = 0
-
-    def __enter__(self) -> Self:
-        """Open the file and find what is in it.
-
-        Raises:
-            StorageFullError: it cannot be made.
-
-        """
-        try:
-            self._file = self._path.open("r+b" if self._path.exists() else "w+b")
-            self._find_records()
-            self._opened.truncate(self._end)
-            self.num_found = len(self._places)
-        except OSError as err:
-            raise _full(self._path, err) from err
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the file."""
-        self._opened.close()
-        self._file = None
-
-    def __contains__(self, key: bytes) -> bool:
-        """Whether the result of a key is kept."""
-        return key in self._places
-
-    def __len__(self) -> int:
-        """How many results are kept."""
-        return len(self._places)
 
     def read(self, key: bytes) -> Any:
         """Return the result of a key that is kept."""
-        start, length = self._places[key]
         self.num_read += 1
-        self._opened.seek(start)
-        return pickle.loads(self._opened.read(length))  # noqa: S301 - our own file
+        return pickle.loads(self[key])  # noqa: S301 - our own file
 
-    def append(self, key: bytes, result: Any) -> None:
+    def keep(self, key: bytes, result: Any) -> None:
         """Keep the result of a key; one that is kept already stays.
 
         Raises:
             StorageFullError: it cannot be written.
 
         """
-        if key in self._places:
-            return
-        content = pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
-        header = _HEADER.pack(key, len(content), zlib.crc32(content))
-        try:
-            self._opened.seek(self._end)
-            self._opened.write(header + content)
-            self._opened.flush()
-            self._sync()
-        except OSError as err:
-            raise _full(self._path, err) from err
-        self._places[key] = (self._end + _HEADER.size, len(content))
-        self._end += _HEADER.size + len(content)
-
-    @property
-    def _opened(self) -> BufferedRandom:
-        if self._file is None:
-            raise RuntimeError("the journal is not open")
-        return self._file
-
-    def _sync(self) -> None:
-        if time.monotonic() - self._synced_s >= _SYNC_PERIOD_S:
-            os.fsync(self._opened.fileno())
-            self._synced_s = time.monotonic()
-
-    def _find_records(self) -> None:
-        while len(header := self._opened.read(_HEADER.size)) == _HEADER.size:
-            key, length, checksum = _HEADER.unpack(header)
-            content = self._opened.read(length)
-            if len(content) < length or zlib.crc32(content) != checksum:
-                return
-            self._places[key] = (self._end + _HEADER.size, length)
-            self._end += _HEADER.size + length
+        if key not in self:
+            self.append(key, pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
 
 
 def run_journaled(
@@ -241,13 +154,6 @@ def run_journaled(
     first = [indexes[0] for indexes in places.values()]
     for number, result in executor.run(function, [items[i] for i in first], shared, check):
         key = keys[first[number]]
-        journal.append(key, result)
+        journal.keep(key, result)
         for index in places[key]:
             yield index, result
-
-
-def _full(path: Path, err: OSError) -> StorageFullError:
-    return StorageFullError(
-        f"the results of the search cannot be kept in {path.parent}: {err.strerror}; make room and"
-        " start it again"
-    )
