@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from web_client import WebClient
 
 from foretoken.app.config import AppConfig, LogConfig, ServerConfig, TracingConfig
+from foretoken.app.observed_handler import ObservedCalls
 from foretoken.app.serve import serve_web
 from foretoken.app.telemetry.call_log import ALL, FAILED, CallLog
 from foretoken.app.telemetry.command_trace import trace_command
@@ -288,4 +289,6 @@ def test_a_collector_needs_an_address_that_can_be_called() -> None:
 def test_probes_are_no_requests() -> None:
     handler = grpc.unary_unary_rpc_method_handler(lambda *_: None)
     details = type("Details", (), {"method": "/grpc.health.v1.Health/Check"})()
-    assert handler is CallLog(ALL).intercept_service(lambda _: handler, details)
+    assert handler is ObservedCalls(CallLog(ALL).observe_call).intercept_service(
+        lambda _: handler, details
+    )

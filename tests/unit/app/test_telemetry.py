@@ -11,6 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from foretoken.app.config import LogConfig
+from foretoken.app.observed_handler import ObservedCalls
 from foretoken.app.request_metrics import RequestMetrics
 from foretoken.app.telemetry.log_setup import configure_logging
 from foretoken.client.channel_options import ChannelOptions
@@ -38,7 +39,8 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def address(registry: CollectorRegistry) -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(4), interceptors=[RequestMetrics(registry)])
+    calls = ObservedCalls(RequestMetrics(registry).observe_call)
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[calls])
     register_service(server, SERVICE, ProfilerServicer(_Profiler()))  # type: ignore[arg-type]
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     port = server.add_insecure_port("127.0.0.1:0")

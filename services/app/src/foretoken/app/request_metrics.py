@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from foretoken.app.observed_handler import Handler, observe_handler
+from foretoken.app.observed_handler import code_of
 from foretoken.app.telemetry.metric_table import WEB, find_metric
 
 # From a cached predict call to a day-long watch, in s.
@@ -21,7 +20,7 @@ _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 
-class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]
+class RequestMetrics:
     """Count and time every call of a server, by service, method and status code.
 
     Metric names are `foretoken_<service>_requests_total` and so on; the service is that of the
@@ -31,23 +30,15 @@ class RequestMetrics(grpc.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._by_service: dict[str, _ServiceMetrics] = {}
-        # Interceptors are asked at every call; a method has its own handler and those that refuse.
-        self._wrapped: dict[tuple[str, Handler], Handler] = {}
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Wrap the method's handler; calls outside our own API pass as they are."""
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return None
-        key = handler_call_details.method, handler
-        if key not in self._wrapped:
-            metrics, method = self._find(handler_call_details.method)
-            self._wrapped[key] = handler if metrics is None else metrics.wrap(handler, method)
-        return self._wrapped[key]
+    def observe_call(
+        self, method: str, context: grpc.ServicerContext
+    ) -> AbstractContextManager[None]:
+        """Count and time a call in a block; calls outside our own API are none of ours."""
+        metrics, name = self._find(method)
+        if metrics is None:
+            return nullcontext()
+        return metrics.observe(name, lambda: code_of(context))
 
     def close(self) -> None:
         """Take the metrics away, so that another server of this process can have its own."""
@@ -120,46 +111,3 @@ class _ServiceMetrics:
             in_flight.dec()
             self._seconds.labels(method).observe(time.perf_counter() - started)
             self._requests.labels(method, code_of()).inc()
-
-    def wrap(self, handler: Handler, method: str) -> Handler:
-        return observe_handler(
-            handler,
-            lambda behaviour: self._time_unary(behaviour, method),
-            lambda behaviour: self._time_stream(behaviour, method),
-        )
-
-    def _time_unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-        in_flight = self._in_flight.labels(method)
-
-        # With what says in which threads it runs.
-        @functools.wraps(behaviour)
-        def timed(request: Any, context: grpc.ServicerContext) -> Any:
-            started = time.perf_counter()
-            in_flight.inc()
-            try:
-                return behaviour(request, context)
-            finally:
-                in_flight.dec()
-                self._observe(method, context, started)
-
-        return timed
-
-    def _time_stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-        in_flight = self._in_flight.labels(method)
-
-        @functools.wraps(behaviour)
-        def timed(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            started = time.perf_counter()
-            in_flight.inc()
-            try:
-                yield from behaviour(request, context)
-            finally:
-                in_flight.dec()
-                self._observe(method, context, started)
-
-        return timed
-
-    def _observe(self, method: str, context: Any, started: float) -> None:
-        self._seconds.labels(method).observe(time.perf_counter() - started)
-        code = context.code()
-        self._requests.labels(method, code.name if code is not None else "OK").inc()

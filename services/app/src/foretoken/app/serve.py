@@ -25,6 +25,7 @@ from foretoken.app.admission import build_admission
 from foretoken.app.call_guard import TimeLimits
 from foretoken.app.compose import Composition
 from foretoken.app.config import EMBEDDED, SERVICES, AppConfig, ServerConfig
+from foretoken.app.observed_handler import ObservedCalls
 from foretoken.app.request_metrics import RequestMetrics
 from foretoken.app.server_credentials import build_credentials
 from foretoken.app.service_metrics import (
@@ -166,7 +167,8 @@ def new_server(
     lanes = LaneMetrics(admission.lanes)
     registry.register(lanes)
     closing.callback(registry.unregister, lanes)
-    interceptors: list[grpc.ServerInterceptor] = [CallLog(logged_calls), metrics]  # type: ignore[type-arg]
+    observed = ObservedCalls(CallLog(logged_calls).observe_call, metrics.observe_call)
+    interceptors: list[grpc.ServerInterceptor] = [observed]  # type: ignore[type-arg]
     if tokens is not None:
         interceptors.append(TokenCheck(tokens, is_open))
     interceptors.append(admission)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import grpc
 
-from foretoken.app.observed_handler import Handler, observe_handler
+from foretoken.app.observed_handler import code_of
 from foretoken.wire import trace
 
 _log = logging.getLogger("foretoken.access")
 
 
 _OK = "OK"
-_OWN = "/foretoken.api."
 # Codes that are errors of a server's span, by OpenTelemetry's conventions for gRPC.
 _FAULTS = {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 # What of calls is logged: nothing, those that did not end well, all.
@@ -78,58 +76,22 @@ def note_caller(name: str) -> None:
         call.caller = name
 
 
-class CallLog(grpc.ServerInterceptor):  # type: ignore[type-arg]
-    """Observes the calls of our own services; the first of the interceptors, so as to see all."""
+class CallLog:
+    """Gives every call a request, a span, and a line where that is wanted."""
 
     def __init__(self, logs: str) -> None:
         """Keep which calls are logged: `off`, `failed` or `all`."""
         self._logs = logs
-        self._wrapped: dict[tuple[str, Handler], Handler] = {}
 
-    def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        """Wrap the method's handler; probes and reflection pass as they are."""
-        handler = continuation(handler_call_details)
-        method = handler_call_details.method
-        if handler is None or not method.startswith(_OWN):
-            return handler
-        key = method, handler
-        if key not in self._wrapped:
-            self._wrapped[key] = self._wrap(handler, method)
-        return self._wrapped[key]
-
-    def _wrap(self, handler: Handler, method: str) -> Handler:
-        return observe_handler(
-            handler,
-            lambda behaviour: self._unary(behaviour, method),
-            lambda behaviour: self._stream(behaviour, method),
-        )
-
-    def _unary(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-        # With what says in which threads it runs.
-        @functools.wraps(behaviour)
-        def observed(request: Any, context: grpc.ServicerContext) -> Any:
-            call = self._begin(method, context)
-            try:
-                return behaviour(request, context)
-            finally:
-                _end(call, context)
-
-        return observed
-
-    def _stream(self, behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
-        @functools.wraps(behaviour)
-        def observed(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            call = self._begin(method, context)
-            try:
-                yield from behaviour(request, context)
-            finally:
-                _end(call, context)
-
-        return observed
+    @contextmanager
+    def observe_call(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """Work for a call in a block."""
+        call = self._begin(method, context)
+        try:
+            yield
+        finally:
+            code = code_of(context)
+            call.end(trace.STATUS_CODE, code, is_ok=code == _OK, is_fault=code in _FAULTS)
 
     def _begin(self, method: str, context: grpc.ServicerContext) -> ObservedCall:
         metadata: Iterable[tuple[str, str | bytes]] = context.invocation_metadata() or ()
@@ -145,9 +107,3 @@ class CallLog(grpc.ServerInterceptor):  # type: ignore[type-arg]
 def read_parent(header: str) -> trace.TraceContext | None:
     """Return the request that a caller names, if it does."""
     return trace.TraceContext.parse(header[:_LONGEST_HEADER])
-
-
-def _end(call: ObservedCall, context: Any) -> None:
-    code = context.code()
-    name = code.name if code is not None else _OK
-    call.end(trace.STATUS_CODE, name, is_ok=name == _OK, is_fault=name in _FAULTS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import duckdb
 
 from foretoken.catalog.config import CatalogConfig, LakeConfig
-from foretoken.catalog.storage.error import translate
+from foretoken.catalog.storage.error import translate, translated
 from foretoken.catalog.storage.lake import WriterLock, explain_lake, load_extension
 from foretoken.catalog.storage.literal import quote
 from foretoken.domain.errors import ForetokenError
@@ -57,7 +57,7 @@ class JobDatabase:
             StorageFullError: the disk is full.
 
         """
-        with self._lock, self._translated():
+        with self._lock, translated(self._explain):
             connection = self._open()
             # Taken before the transaction, which would not see what came while it waited.
             with self._writers.hold() if self._writers else contextlib.nullcontext():
@@ -100,13 +100,6 @@ class JobDatabase:
                 undo.pop_all()
             self._connection = connection
         return self._connection
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except duckdb.Error as err:
-            raise self._explain(err) from err
 
     def _explain(self, error: duckdb.Error) -> ForetokenError:
         if self._lake is not None and (found := explain_lake(error, self._lake.data_path)):

@@ -1,8 +1,11 @@
 """What DuckDB's errors mean for a caller of the catalog."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import duckdb
+import pyarrow as pa
 
 from foretoken.domain.errors import (
     CatalogBusyError,
@@ -95,10 +98,18 @@ def translate(error: duckdb.Error, name: str) -> ForetokenError:
     return ForetokenError(f"the catalog {name} failed: {error}")
 
 
-def find_streamed(error: Exception) -> duckdb.Error | None:
-    """Return DuckDB's error that came out of a stream of Arrow data, if that is what it is."""
-    text = str(error)
-    return duckdb.Error(text) if _KIND.match(text) else None
+@contextmanager
+def translated(explain_error: Callable[[duckdb.Error], ForetokenError]) -> Iterator[None]:
+    """Raise what `explain_error` makes of DuckDB's errors, also of those out of Arrow's streams."""
+    try:
+        yield
+    except duckdb.Error as err:
+        raise explain_error(err) from err
+    except (OSError, pa.ArrowException) as err:
+        text = str(err)
+        if not _KIND.match(text):
+            raise
+        raise explain_error(duckdb.Error(text)) from err
 
 
 def explain(text: str, name: str, meanings: Meanings) -> ForetokenError | None:

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import duckdb
-import pyarrow as pa
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.storage.attachment import Attachment, FileAttachment
 from foretoken.catalog.storage.commit import Recorded
-from foretoken.catalog.storage.error import find_streamed, is_invalidated, translate
+from foretoken.catalog.storage.error import is_invalidated, translate, translated
 from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.storage.literal import quote
 from foretoken.catalog.storage.lockdown import lock_down
@@ -132,7 +131,11 @@ class Store:
         """
         check_operators(all_operators().values())
         is_new = self._attachment.is_new()
-        with self._translated(), self._attachment.exclusive(), contextlib.ExitStack() as undo:
+        with (
+            translated(self._explain),
+            self._attachment.exclusive(),
+            contextlib.ExitStack() as undo,
+        ):
             connection = duckdb.connect(":memory:", config=settings_of(self._config))
             undo.callback(connection.close)
             # It would be printed between what the program prints; cursors do as their connection.
@@ -200,7 +203,7 @@ class Store:
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """Hand out a cursor of its own for the calling thread, closed at the end."""
-        with self._usage.enter(), self._translated():
+        with self._usage.enter(), translated(self._explain):
             if self._is_invalidated:
                 self._attach_again()
             cursor = self._new_cursor()
@@ -223,7 +226,7 @@ class Store:
         """
         with (
             self._write_lock,
-            self._translated(),
+            translated(self._explain),
             self._attachment.exclusive(),
             self.cursor() as cursor,
         ):
@@ -255,7 +258,7 @@ class Store:
 
         Yields what another process that has it open compares to see whether it must open it anew.
         """
-        with self._usage.enter(), self._translated():
+        with self._usage.enter(), translated(self._explain):
             if self._is_invalidated:
                 self._attach_again()
             self._shorten_log()
@@ -278,7 +281,7 @@ class Store:
             CatalogBusyError: somebody read it all the time.
 
         """
-        with self._write_lock, self._usage.idle(wait_s) as is_idle, self._translated():
+        with self._write_lock, self._usage.idle(wait_s) as is_idle, translated(self._explain):
             if not is_idle:
                 raise CatalogBusyError(
                     f"the catalog {self._attachment.name} was read for {wait_s:g} s with no break; "
@@ -330,7 +333,7 @@ class Store:
         if not self._attachment.log_bytes():
             return
         try:
-            with self._write_lock, self._translated(), self.cursor() as cursor:
+            with self._write_lock, translated(self._explain), self.cursor() as cursor:
                 self._merge_log(cursor)
         except ForetokenError as err:
             _log.warning("the log was not merged, and will be tried again; error=%s", err.message)
@@ -372,18 +375,6 @@ class Store:
                 self._attachment.attach(cursor)
                 self._num_layouts += 1
             self._is_invalidated = False
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except duckdb.Error as err:
-            raise self._explain(err) from err
-        except (OSError, pa.ArrowException) as err:
-            streamed = find_streamed(err)
-            if streamed is None:
-                raise
-            raise self._explain(streamed) from err
 
     def _explain(self, error: duckdb.Error) -> ForetokenError:
         if is_invalidated(error):
