@@ -147,15 +147,19 @@ def test_a_layer_takes_at_least_the_launches_of_its_kernels(
     assert expected_us == time.total_us[0]
 
 
-def test_experts_are_launched_one_by_one() -> None:
+@pytest.mark.parametrize(("dtype", "num_calls"), [(DType.BF16, 8), (DType.FP8, 16)])
+def test_experts_are_launched_one_by_one(dtype: DType, num_calls: int) -> None:
+    """In 8 bit what they read is converted so, too."""
     layers = range(3)
     experts = dataclasses.replace(
-        _node("experts", "grouped_gemm", 5, layers), dims={"num_groups": 8, "time_us": 5}
+        _node("experts", "grouped_gemm", 5, layers),
+        dims={"num_groups": 8, "time_us": 5},
+        dtype=dtype,
     )
     work = PassNodes(nodes=(_compute("router", 7, layers), experts), layers=layers)
     rules = StreamRules(gap_us=np.zeros(1), launch_us=4, expert_call_us=2)
     time = time_pass(work, lambda node: np.array([float(node.dims["time_us"])]), rules)
-    assert 3 * (2 * 4 + 8 * 2) == time.total_us[0]
+    assert 3 * (2 * 4 + num_calls * 2) == time.total_us[0]
 
 
 @pytest.mark.parametrize(("axis", "expected_us"), [("tp", 16 + 8 + 10), ("dp", 20)])

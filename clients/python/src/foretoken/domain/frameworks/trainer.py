@@ -158,9 +158,9 @@ class TrainerProfile:
     Host: `forward_gap_us` and `backward_gap_us` are what eager launches leave between the kernels
     of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs
     `launch_us` for each kernel, so a layer of small ones takes at least that of all of them, and
-    `expert_call_us` more for each expert's product where experts are multiplied call by call. Where
-    ZeRO 3 exchanges lists of tensors, one entry a rank, the device waits `list_rank_us` for each
-    weight and rank.
+    `expert_call_us` more for each expert's product, and in 8 bit for what it converts, where
+    experts are multiplied call by call. Where ZeRO 3 exchanges lists of tensors, one entry a rank,
+    the device waits `list_rank_us` for each weight and rank.
 
     Memory: with `overwrites_logits` the loss keeps their gradient in place of the logits, otherwise
     a softmax in fp32, which their gradient replaces with `overwrites_softmax`. With

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
 from foretoken.domain.lowering.options import Nodes
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.operator import find_operator
 
 # One entry per way the step is timed; see `variability`.
@@ -39,7 +40,7 @@ class StreamRules:
     """What a framework does to a pass: its host's times in µs, and the slowdown.
 
     The host leaves `gap_us` in each layer, and needs `launch_us` for each kernel, of experts
-    `expert_call_us` more for each of them: where a layer's kernels are shorter than that, it is as
+    `expert_call_us` more for each call: where a layer's kernels are shorter than that, it is as
     long as they take to launch.
     """
 
@@ -51,7 +52,7 @@ class StreamRules:
     def submission_us(self, node: OperatorNode) -> float:
         """Return what the host needs to launch an operator, outside of layers all repetitions."""
         num_launches = 1 if node.section is Section.LAYER else node.repeat
-        return num_launches * (self.launch_us + called_experts(node) * self.expert_call_us)
+        return num_launches * (self.launch_us + count_expert_calls(node) * self.expert_call_us)
 
     @property
     def outside_of_layers(self) -> "StreamRules":
@@ -80,9 +81,14 @@ class Communicate:
 Program = tuple[Compute | Communicate, ...]
 
 
-def called_experts(node: OperatorNode) -> int:
-    """Return the experts whose products an operator multiplies, of a rank."""
-    return int(node.dims.get("num_groups", 0))
+def count_expert_calls(node: OperatorNode) -> int:
+    """Return the calls of an operator that runs expert by expert.
+
+    Products of 8 bit have a conversion of their input, or of their output's gradient, each.
+    """
+    num_experts = int(node.dims.get("num_groups", 0))
+    is_converted = node.dtype is DType.FP8 and node.operator == "grouped_gemm"
+    return num_experts * (2 if is_converted else 1)
 
 
 def split_layers(nodes: Nodes) -> tuple[Nodes, Nodes]:

@@ -23,7 +23,7 @@ from foretoken.simulator.search.training.shapes import Shape
 from foretoken.simulator.search.training.transfer_calls import near_pair
 from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.passes import PassCutter, PassParts, PassTime, time_passes
-from foretoken.simulator.steps.program import StreamRules, called_experts
+from foretoken.simulator.steps.program import StreamRules, count_expert_calls
 from foretoken.simulator.steps.recompute import LAYER_INPUT, RecomputePlan, plan_recompute
 from foretoken.simulator.steps.row_numbers import number_rows
 from foretoken.simulator.steps.stage_operators import ChunkOperators
@@ -316,7 +316,7 @@ class _ShapeWork:
         operators = (*shape.forward, *shape.backward)
         # Members of a family share the host's time, so where experts are called by themselves they
         # have as many of them.
-        calls = tuple(map(called_experts, operators)) if shape.trainer.expert_call_us else ()
+        calls = tuple(map(count_expert_calls, operators)) if shape.trainer.expert_call_us else ()
         signature = _signature(operators), calls, is_whole, bool(boundary)
         return cls(shape, boundary, inputs, signature)
 
