@@ -208,6 +208,9 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/qwen3/workload_base_configs.py of
     # 25.11: no other dispatcher than all-to-all, which later ones name for Qwen3 235B on B200.
     "br-25.11-qwen": {"sends_tokens_once": "false"},
+    # NVIDIA-NeMo/Megatron-Bridge, examples/model_verification_cards/qwen3-30b-a3b/card.yaml: graphs
+    # of whole steps.
+    "card-qwen30": {"launch_us": "0", "expert_call_us": "0", "waits_for_counts": "false"},
     # NVIDIA-NeMo/Megatron-Bridge, recipes/moonlight/moonlight_16b.py: gradients and moments in
     # bf16.
     "mem-moonlight": {"gradient_dtype": "bf16", "moment_dtype": "bf16"},

@@ -162,6 +162,27 @@ def test_experts_are_launched_one_by_one(dtype: DType, num_calls: int) -> None:
     assert 3 * (2 * 4 + num_calls * 2) == time.total_us[0]
 
 
+@pytest.mark.parametrize(("waits", "expected_us"), [(True, 3 * 37), (False, 3 * 28)])
+def test_the_host_has_nothing_launched_ahead_where_it_waits(
+    waits: bool, expected_us: float
+) -> None:
+    """From the exchange on: launched at 4, 8, 12 and 16, the device ends at 6, 9, 18 and 37.
+
+    Where nothing is waited for, a layer takes what the device does.
+    """
+    layers = range(3)
+    nodes = (
+        _compute("attention", 19, layers),
+        _communicate("moe_dispatch_all_to_all", 2, layers),
+        _compute("experts", 1, layers),
+        _compute("sum", 6, layers),
+    )
+    work = PassNodes(nodes=nodes, layers=layers)
+    rules = StreamRules(gap_us=np.zeros(1), launch_us=4, waits_for_counts=waits)
+    time = time_pass(work, lambda node: np.array([float(node.dims["time_us"])]), rules)
+    assert expected_us == time.total_us[0]
+
+
 @pytest.mark.parametrize(("axis", "expected_us"), [("tp", 16 + 8 + 10), ("dp", 20)])
 def test_collectives_queue_for_those_of_their_own_axis(axis: str, expected_us: float) -> None:
     layers = range(1)

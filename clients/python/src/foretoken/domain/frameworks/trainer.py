@@ -159,8 +159,10 @@ class TrainerProfile:
     of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs
     `launch_us` for each kernel, so a layer of small ones takes at least that of all of them, and
     `expert_call_us` more for each expert's product, and in 8 bit for what it converts, where
-    experts are multiplied call by call. Where ZeRO 3 exchanges lists of tensors, one entry a rank,
-    the device waits `list_rank_us` for each weight and rank.
+    experts are multiplied call by call. With `waits_for_counts` it waits in forward passes for the
+    counts of tokens that experts get, before which it cannot launch their exchange. Where ZeRO 3
+    exchanges lists of tensors, one entry a rank, the device waits `list_rank_us` for each weight
+    and rank.
 
     Memory: with `overwrites_logits` the loss keeps their gradient in place of the logits, otherwise
     a softmax in fp32, which their gradient replaces with `overwrites_softmax`. With
@@ -239,6 +241,7 @@ class TrainerProfile:
     step_gap_us: float = 0.0
     launch_us: float = 0.0
     expert_call_us: float = 0.0
+    waits_for_counts: bool = False
     list_rank_us: float = 0.0
     overwrites_logits: bool = False
     overwrites_softmax: bool = True

@@ -20,6 +20,8 @@ from foretoken.domain.operators.spec.operator import find_operator
 Column = NDArray[np.float64]
 # What exposed communication is counted under: group of the breakdown and axis of the layout.
 CommunicationKey = tuple[str, str]
+# The exchange that needs the counts of tokens on the host.
+_COUNTED = "moe_dispatch_all_to_all"
 # Tells the time of one repetition of an operator.
 Duration = Callable[[OperatorNode], Column]
 
@@ -41,13 +43,15 @@ class StreamRules:
 
     The host leaves `gap_us` in each layer, and needs `launch_us` for each kernel, of experts
     `expert_call_us` more for each call: where a layer's kernels are shorter than that, it is as
-    long as they take to launch.
+    long as they take to launch. With `waits_for_counts` it launches the exchange of tokens, and
+    what follows, once the device has done all before.
     """
 
     gap_us: Column
     slowdown_ratio: float = 1.0
     launch_us: float = 0.0
     expert_call_us: float = 0.0
+    waits_for_counts: bool = False
 
     def submission_us(self, node: OperatorNode) -> float:
         """Return what the host needs to launch an operator, outside of layers all repetitions."""
@@ -142,23 +146,30 @@ def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program
             program.append(_communicate(node, index, duration))
         else:
             program.append(Compute(_time(node, duration), tuple(concurrent.pop(node.role))))
-    submission_us = sum(map(rules.submission_us, nodes))
-    host_us = _host_time(submission_us, [*program, Compute(pending)], rules)
-    program.append(Compute(pending + host_us))
+    waited = [
+        (node, None if _is_hidden(node, computed) else _time(node, duration)) for node in nodes
+    ]
+    program.append(Compute(pending + _host_time(waited, rules)))
     return tuple(program)
 
 
-def _host_time(
-    submission_us: float, program: Sequence[Compute | Communicate], rules: StreamRules
-) -> Column:
-    """Return what the host adds to a layer: its gap, and launches that kernels do not cover."""
-    if not submission_us:
-        return rules.gap_us
-    uncovered_us = 0.0 * rules.gap_us + submission_us
-    for step in program:
-        if isinstance(step, Compute) or step.overlap is Overlap.EXPOSED:
-            uncovered_us = uncovered_us - step.time_us
-    return np.maximum(rules.gap_us, uncovered_us)
+def _host_time(nodes: Sequence[tuple[OperatorNode, Column | None]], rules: StreamRules) -> Column:
+    """Return what the host adds to a layer: its gap, and launches that kernels do not cover.
+
+    Given are operators with the time they take the device, none of those that it hides. Where the
+    host waits it and the device start together, and the device has an operator when that, and all
+    since, are launched.
+    """
+    first = next((i for i, (node, _) in enumerate(nodes) if node.role == _COUNTED), 0)
+    waits = rules.waits_for_counts and bool(first)
+    behind_us = most_us = 0.0 * rules.gap_us
+    for node, time_us in (*nodes[first:], *nodes[:first]) if waits else nodes:
+        behind_us = behind_us + rules.submission_us(node)
+        if waits:
+            most_us = np.maximum(most_us, behind_us)
+        if time_us is not None:
+            behind_us = behind_us - time_us
+    return np.maximum(rules.gap_us, most_us if waits else behind_us)
 
 
 def _communicate(node: OperatorNode, index: int, duration: Duration) -> Communicate:
@@ -172,6 +183,11 @@ def _is_collective(node: OperatorNode) -> bool:
 
 def _is_concurrent(node: OperatorNode, computed: set[str]) -> bool:
     return node.overlap is Overlap.CONCURRENT and node.overlaps_with in computed
+
+
+def _is_hidden(node: OperatorNode, computed: set[str]) -> bool:
+    is_waited = node.overlap in (Overlap.EXPOSED, Overlap.CONCURRENT)
+    return _is_collective(node) and (not is_waited or _is_concurrent(node, computed))
 
 
 def _key(node: OperatorNode) -> CommunicationKey:

@@ -61,6 +61,7 @@ class TimingRules:
             slowdown_ratio=self.trainer.overlap_slowdown_ratio,
             launch_us=is_timed * self.trainer.launch_us,
             expert_call_us=is_timed * self.trainer.expert_call_us,
+            waits_for_counts=is_timed and self.trainer.waits_for_counts,
         )
 
 

@@ -237,6 +237,7 @@ class _Family:
             gap_us=self._timer.gap_us(name, self._exchange)[:, None],
             launch_us=trainer.launch_us,
             expert_call_us=trainer.expert_call_us,
+            waits_for_counts=trainer.waits_for_counts,
         )
 
         def cutter(kind: ChunkKind | None) -> PassCutter:
