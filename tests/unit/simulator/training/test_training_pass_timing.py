@@ -162,6 +162,14 @@ def test_experts_are_launched_one_by_one(dtype: DType, num_calls: int) -> None:
     assert 3 * (2 * 4 + num_calls * 2) == time.total_us[0]
 
 
+def test_a_module_is_called_once_in_either_pass() -> None:
+    """But for the router's product, which has no such module."""
+    rules = StreamRules(gap_us=np.zeros(1), launch_us=4, module_call_us=6)
+    roles = ("mlp_up_proj", "mlp_up_proj_dgrad", "mlp_up_proj_wgrad", "moe_router")
+    found = [rules.submission_us(_compute(role, 1, range(2))) for role in roles]
+    assert [10, 10, 4, 4] == found
+
+
 @pytest.mark.parametrize(("waits", "expected_us"), [(True, 3 * 37), (False, 3 * 28)])
 def test_the_host_has_nothing_launched_ahead_where_it_waits(
     waits: bool, expected_us: float

@@ -157,7 +157,8 @@ class TrainerProfile:
 
     Host: `forward_gap_us` and `backward_gap_us` are what eager launches leave between the kernels
     of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs
-    `launch_us` for each kernel, so a layer of small ones takes at least that of all of them, and
+    `launch_us` for each kernel, so a layer of small ones takes at least that of all of them,
+    `module_call_us` more for a forward or backward pass of a matrix product's module, and
     `expert_call_us` more for each expert's product, and in 8 bit for what it converts, where
     experts are multiplied call by call. With `waits_for_counts` it waits in forward passes for the
     counts of tokens that experts get, before which it cannot launch their exchange. Where ZeRO 3
@@ -240,6 +241,7 @@ class TrainerProfile:
     backward_gap_us: float = 0.0
     step_gap_us: float = 0.0
     launch_us: float = 0.0
+    module_call_us: float = 0.0
     expert_call_us: float = 0.0
     waits_for_counts: bool = False
     list_rank_us: float = 0.0
@@ -292,6 +294,7 @@ _LEAST = {
     "backward_gap_us": 0,
     "step_gap_us": 0,
     "launch_us": 0,
+    "module_call_us": 0,
     "expert_call_us": 0,
     "list_rank_us": 0,
     "workspace_bytes": 0,

@@ -20,6 +20,8 @@ from foretoken.domain.operators.spec.operator import find_operator
 Column = NDArray[np.float64]
 # What exposed communication is counted under: group of the breakdown and axis of the layout.
 CommunicationKey = tuple[str, str]
+# Products of modules of their own, but for the router's, which is plain PyTorch.
+_PRODUCTS, _ROUTER = ("gemm", "grouped_gemm"), "moe_router"
 # The exchange that needs the counts of tokens on the host.
 _COUNTED = "moe_dispatch_all_to_all"
 # Tells the time of one repetition of an operator.
@@ -41,22 +43,26 @@ class PassNodes:
 class StreamRules:
     """What a framework does to a pass: its host's times in µs, and the slowdown.
 
-    The host leaves `gap_us` in each layer, and needs `launch_us` for each kernel, of experts
-    `expert_call_us` more for each call: where a layer's kernels are shorter than that, it is as
-    long as they take to launch. With `waits_for_counts` it launches the exchange of tokens, and
-    what follows, once the device has done all before.
+    The host leaves `gap_us` in each layer, and needs `launch_us` for each kernel, `module_call_us`
+    more for a pass of a product's module, of experts `expert_call_us` more for each call: where a
+    layer's kernels are shorter than that, it is as long as they take to launch. With
+    `waits_for_counts` it launches the exchange of tokens, and what follows, once the device has
+    done all before.
     """
 
     gap_us: Column
     slowdown_ratio: float = 1.0
     launch_us: float = 0.0
+    module_call_us: float = 0.0
     expert_call_us: float = 0.0
     waits_for_counts: bool = False
 
     def submission_us(self, node: OperatorNode) -> float:
         """Return what the host needs to launch an operator, outside of layers all repetitions."""
         num_launches = 1 if node.section is Section.LAYER else node.repeat
-        return num_launches * (self.launch_us + count_expert_calls(node) * self.expert_call_us)
+        calls_us = _starts_module(node) * self.module_call_us
+        calls_us += count_expert_calls(node) * self.expert_call_us
+        return num_launches * (self.launch_us + calls_us)
 
     @property
     def outside_of_layers(self) -> "StreamRules":
@@ -93,6 +99,12 @@ def count_expert_calls(node: OperatorNode) -> int:
     num_experts = int(node.dims.get("num_groups", 0))
     is_converted = node.dtype is DType.FP8 and node.operator == "grouped_gemm"
     return num_experts * (2 if is_converted else 1)
+
+
+def _starts_module(node: OperatorNode) -> bool:
+    """Tell whether a pass of a product's module begins: one has both gradients."""
+    is_router = node.role.startswith(_ROUTER)
+    return node.operator in _PRODUCTS and not node.role.endswith("_wgrad") and not is_router
 
 
 def split_layers(nodes: Nodes) -> tuple[Nodes, Nodes]:

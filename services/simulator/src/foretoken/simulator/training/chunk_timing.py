@@ -60,6 +60,7 @@ class TimingRules:
             gap_us=self.columns.calibrated(raw + calibrated_gap_us, raw),
             slowdown_ratio=self.trainer.overlap_slowdown_ratio,
             launch_us=is_timed * self.trainer.launch_us,
+            module_call_us=is_timed * self.trainer.module_call_us,
             expert_call_us=is_timed * self.trainer.expert_call_us,
             waits_for_counts=is_timed and self.trainer.waits_for_counts,
         )

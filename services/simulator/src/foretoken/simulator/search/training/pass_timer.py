@@ -236,6 +236,7 @@ class _Family:
         rules = StreamRules(
             gap_us=self._timer.gap_us(name, self._exchange)[:, None],
             launch_us=trainer.launch_us,
+            module_call_us=trainer.module_call_us,
             expert_call_us=trainer.expert_call_us,
             waits_for_counts=trainer.waits_for_counts,
         )
