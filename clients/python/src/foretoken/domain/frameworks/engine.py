@@ -20,6 +20,7 @@ ENGINE_ASPECTS: Mapping[str, str] = {
     **{axis: f"layout.{axis}" for axis in ("tp", "pp", "dp", "ep")},
     "partial_ep": "layout.ep",
     "mode": "cluster.pools",
+    "encoders": "cluster.pools",
     "quantization": "quantization",
     "dtype": "dtype",
     "kv_dtype": "kv_dtype",
@@ -42,7 +43,8 @@ class EngineCapabilities:
     `has` are the values of an aspect that there are (aspects that are not named: all). Degrees are
     numbers, or `more` for all above 1; `dp` are engines that share experts (1 without expert
     parallelism: replicas need nothing of an engine), `partial_ep` tells that experts are spread
-    over some of an engine's ranks. `mode` is `aggregated` or `disaggregated`, `kv_dtype` is `none`
+    over some of an engine's ranks. `mode` is `aggregated` or `disaggregated`, `encoders` of images
+    are `together` with engines or `apart`, `kv_dtype` is `none`
     where the KV cache has the scenario's format, `speculation` is `none` or its method, and `lora`
     whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
     `expert_exchange`, `expert_balancing`, `two_batch_overlap` and `dcp` rules of the engine.
@@ -118,13 +120,12 @@ class EngineProfile:
     in batches of their own.
 
     KV cache, in blocks of `block_size` tokens, or that many on each of `decode_context_parallel`
-    ranks that split a context: to be admitted a request needs room for what
-    `admission` says (`chunk`: its first piece; `prompt`: the whole prompt; `answer`: prompt and
-    answer; `context`: as many tokens as the model takes; `share`: the prompt and a share of the
-    answer; `peak`: the most that all running requests will ever hold at once), and
-    leave `watermark_ratio` of all blocks free. When blocks run out, a running request is preempted
-    by `preemption` (`recompute` or `swap`). With `has_prefix_caching` full blocks are found again
-    by content until they are overwritten.
+    ranks that split a context: to be admitted a request needs room for what `admission` says
+    (`chunk`: its first piece; `prompt`: the whole prompt; `answer`: prompt and answer; `context`:
+    as many tokens as the model takes; `share`: the prompt and a share of the answer; `peak`: the
+    most that all running requests will ever hold at once), and leave `watermark_ratio` of all
+    blocks free. When blocks run out, a running request is preempted by `preemption` (`recompute`
+    or `swap`). With `has_prefix_caching` full blocks are found by content until overwritten.
 
     Layers with a window lie in the same memory as others, or with `window_tokens_ratio` in some of
     their own, for that share of the others' tokens. With `shares_states` so do the recurrent states

@@ -1,6 +1,6 @@
 """What an encoder makes of an image: patches, and tokens among those of the prompt."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, isqrt, sqrt
 
 from foretoken.domain.errors import InvalidRequestError
@@ -32,6 +32,11 @@ class EncodedImages:
 def find_encoder(model: ModelArchitecture) -> LayerPart | None:
     """Return the part of a model that encodes images; None where it reads text alone."""
     return next((part for part in model.extras if part.kind == "encoder"), None)
+
+
+def without_encoder(model: ModelArchitecture) -> ModelArchitecture:
+    """Return a model without its encoder, as engines load it that are sent embeddings."""
+    return replace(model, extras=tuple(part for part in model.extras if part.kind != "encoder"))
 
 
 def encode_images(

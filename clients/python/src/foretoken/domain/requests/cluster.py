@@ -11,8 +11,10 @@ from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.requests.layout import ParallelLayout
 
-# What a pool does with a request: all of it, its prompt up to the first token, or the rest.
-POOL_ROLES = ("aggregated", "prefill", "decode")
+# What a pool does with a request: all of it, its prompt up to the first token, or the rest; or the
+# images of its prompt before any of it.
+POOL_ROLES = ("aggregated", "prefill", "decode", "encoder")
+_ALONE = ParallelLayout()
 _LORA_TARGETS = ("all", "attention")
 _SPECULATION_METHODS = ("draft_model", "layers", "ngram")
 
@@ -56,7 +58,8 @@ class ReplicaPool:
 
     `role` is one of `POOL_ROLES`; requests are prefilled in a pool of role `prefill` and their KV
     cache moves to one of role `decode`. A replica is an engine of `layout` with its `dp` left out
-    (`num_replicas` count), or all of it where its engines share experts.
+    (`num_replicas` count), or all of it where its engines share experts. One of role `encoder` has
+    the encoder of images alone, split over `layout.tp` devices (no layout: on one).
     """
 
     name: str
@@ -89,6 +92,10 @@ class ReplicaPool:
                 ),
             },
         )
+
+    def layout_in(self, layout: ParallelLayout) -> ParallelLayout:
+        """Return the layout of its replicas in a scenario of some layout."""
+        return self.layout or (ParallelLayout() if self.role == "encoder" else layout)
 
     @property
     def max_replicas(self) -> int:
@@ -215,7 +222,8 @@ class ClusterSpec:
     def __post_init__(self) -> None:
         """Refuse pools that cannot serve together."""
         names = [pool.name for pool in self.pools]
-        roles = {pool.role for pool in self.pools}
+        encoders = [pool for pool in self.pools if pool.role == "encoder"]
+        roles = {pool.role for pool in self.engine_pools}
         known = set(names)
         outages = self.failures.outages if self.failures else ()
         most = {pool.name: pool.max_replicas for pool in self.pools}
@@ -224,12 +232,25 @@ class ClusterSpec:
             {
                 "pools": (
                     roles in ({"aggregated"}, {"prefill", "decode"}),
-                    "must be all of role aggregated, or of prefill and decode",
+                    "must be all aggregated, or prefill and decode; one of role encoder besides",
+                ),
+                "pools.role": (
+                    len(encoders) <= 1
+                    and not any(pool.autoscaling or pool.engine for pool in encoders)
+                    and all(
+                        (pool.layout or _ALONE).num_devices == pool.layout_in(_ALONE).tp
+                        for pool in encoders
+                    ),
+                    "of encoder at most one, without autoscaling and engine, split over tp alone",
                 ),
                 "pools.name": (len(names) == len(known), "must differ"),
                 "failures.outages": (
                     all(outage.pool in known for outage in outages),
                     f"name one of the pools {', '.join(names)}",
+                ),
+                "failures.outages.pool": (
+                    all(outage.pool != pool.name for outage in outages for pool in encoders),
+                    "must be no pool of encoders, which do not fail",
                 ),
                 "failures.outages.replica": (
                     all(outage.replica < most.get(outage.pool, 0) for outage in outages),
@@ -241,6 +262,16 @@ class ClusterSpec:
                 ),
             },
         )
+
+    @property
+    def engine_pools(self) -> tuple[ReplicaPool, ...]:
+        """The pools whose replicas are engines: all but those of encoders."""
+        return tuple(pool for pool in self.pools if pool.role != "encoder")
+
+    @property
+    def encoders(self) -> ReplicaPool | None:
+        """The pool that encodes images apart; None where engines do."""
+        return next((pool for pool in self.pools if pool.role == "encoder"), None)
 
     @property
     def is_disaggregated(self) -> bool:

@@ -114,7 +114,7 @@ def _deployment(scenario: ServingScenario) -> str:
         return f"{scenario.num_devices} x {scenario.device}{_layout(scenario.layout)}"
     return " and ".join(
         f"{_count(pool.num_replicas, 'replica')} of {pool.device or scenario.device}"
-        f"{_layout(pool.layout or scenario.layout)} ({pool.role})"
+        f"{_layout(pool.layout_in(scenario.layout))} ({pool.role})"
         for pool in scenario.cluster.pools
     )
 

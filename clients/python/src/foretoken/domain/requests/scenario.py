@@ -103,7 +103,7 @@ class ServingScenario:
         if self.cluster is None:
             return self.layout.num_devices
         return sum(
-            replica_layout(pool.layout or self.layout).num_devices * pool.num_replicas
+            replica_layout(pool.layout_in(self.layout)).num_devices * pool.num_replicas
             for pool in self.cluster.pools
         )
 

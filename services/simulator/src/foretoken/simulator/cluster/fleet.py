@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from foretoken.domain.models.image import without_encoder
+from foretoken.domain.requests.cluster import ReplicaPool
 from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.serving.record import PoolRecord, ReplicaSpan, ServingRecord
@@ -62,7 +64,7 @@ def make_fleet(scenario: ServingScenario, record: ServingRecord) -> tuple[FleetP
     return tuple(
         FleetPool(record=kept, scenario=part, role=pool.role, spans=_by_engine(kept.spans))
         for kept, part, pool in zip(
-            record.pools, pool_scenarios(scenario), scenario.cluster.pools, strict=True
+            record.pools, pool_scenarios(scenario), scenario.cluster.engine_pools, strict=True
         )
     )
 
@@ -82,22 +84,35 @@ def pool_scenarios(scenario: ServingScenario) -> tuple[ServingScenario, ...]:
     """
     if scenario.cluster is None:
         return (scenario,)
-    return tuple(
-        replace(
-            scenario,
-            name=pool.name,
-            device=pool.device or scenario.device,
-            topology=pool.topology
-            or (scenario.topology if pool.device in ("", scenario.device) else ""),
-            layout=replica_layout(pool.layout or scenario.layout),
-            engine=pool.engine or scenario.engine,
-            quantization=pool.quantization or scenario.quantization,
-            device_usd_per_hour=pool.device_usd_per_hour or scenario.device_usd_per_hour,
-            device_idle_w=pool.device_idle_w or scenario.device_idle_w,
-            device_busy_w=pool.device_busy_w or scenario.device_busy_w,
-            cluster=None,
-        )
-        for pool in scenario.cluster.pools
+    model, workload = scenario.model, scenario.workload
+    if scenario.cluster.encoders is not None:
+        # Images come as the embeddings that they are.
+        model, workload = without_encoder(model), replace(workload, images=None)
+    language = replace(scenario, model=model, workload=workload)
+    return tuple(_part_of(language, pool) for pool in scenario.cluster.engine_pools)
+
+
+def encoder_scenario(scenario: ServingScenario) -> ServingScenario | None:
+    """Return the scenario of one replica that encodes images apart; None where engines do."""
+    if scenario.cluster is None or scenario.cluster.encoders is None:
+        return None
+    return _part_of(replace(scenario, speculative=None), scenario.cluster.encoders)
+
+
+def _part_of(scenario: ServingScenario, pool: ReplicaPool) -> ServingScenario:
+    return replace(
+        scenario,
+        name=pool.name,
+        device=pool.device or scenario.device,
+        topology=pool.topology
+        or (scenario.topology if pool.device in ("", scenario.device) else ""),
+        layout=replica_layout(pool.layout_in(scenario.layout)),
+        engine=pool.engine or scenario.engine,
+        quantization=pool.quantization or scenario.quantization,
+        device_usd_per_hour=pool.device_usd_per_hour or scenario.device_usd_per_hour,
+        device_idle_w=pool.device_idle_w or scenario.device_idle_w,
+        device_busy_w=pool.device_busy_w or scenario.device_busy_w,
+        cluster=None,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import EngineReport, PoolReport, ReplicaPhase
 from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.cluster.fleet import FleetPool, seconds_of
@@ -18,11 +19,41 @@ S_PER_HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FleetRun:
-    """A run, its engines pool by pool, and the time that rates count."""
+    """A run, its engines pool by pool, and the time that rates count.
+
+    `encoder` is the scenario of a replica that encodes images apart.
+    """
 
     record: ServingRecord
     fleet: Sequence[FleetPool]
     interval: Interval
+    encoder: ServingScenario | None = None
+
+    @property
+    def encoders(self) -> PoolReport | None:
+        """What replicas that encode images apart did, as a pool; None where engines do."""
+        done, replica, duration_s = self.record.encoders, self.encoder, self.interval.duration_s
+        if done is None or replica is None:
+            return None
+        num_devices = done.num_replicas * replica.layout.tp
+        held_s = done.num_replicas * duration_s
+        device_s = num_devices * duration_s
+        return PoolReport(
+            name=done.name,
+            role="encoder",
+            device=replica.device,
+            num_engines=done.num_replicas,
+            num_devices=num_devices,
+            running_engines_mean=float(done.num_replicas),
+            num_requests=done.num_prompts,
+            utilization_ratio=min(done.busy_ns / NS_PER_S / held_s, 1.0) if held_s else 0.0,
+            sent_bytes_per_s=done.sent_bytes / duration_s if duration_s else 0.0,
+            port_utilization_ratio=(
+                min(done.port_busy_ns / NS_PER_S / held_s, 1.0) if held_s else 0.0
+            ),
+            device_s=device_s,
+            cost_usd=replica.device_usd_per_hour * device_s / S_PER_HOUR,
+        )
 
     def held_s(self, pool: FleetPool, engine: int) -> float:
         """Return how long the devices of an engine were held."""

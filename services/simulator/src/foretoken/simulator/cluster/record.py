@@ -32,6 +32,7 @@ def record_cluster(plan: RequestPlan, cluster: Cluster) -> ServingRecord:
         num_kv_blocks=rules.num_kv_blocks,
         block_size=rules.profile.block_size,
         pools=[_pool_record(pool, cluster) for pool in cluster.pools],
+        encoders=cluster.encoders.record() if cluster.encoders else None,
     )
 
 

@@ -24,8 +24,9 @@ from foretoken.domain.requests.cluster import (
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.domain.units import NS_PER_US
+from foretoken.simulator.cluster.encoding import EncoderSetup, set_up_encoders
 from foretoken.simulator.cluster.engine_pool import PoolRole
-from foretoken.simulator.cluster.fleet import pool_scenarios
+from foretoken.simulator.cluster.fleet import encoder_scenario, pool_scenarios
 from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.draft import follow_speculation
@@ -108,6 +109,7 @@ class ClusterSetup:
     decode_routing: RoutingSpec = field(default_factory=RoutingSpec)
     kv_transfer: KvTransferSetup = field(default_factory=KvTransferSetup)
     failures: FailureSpec | None = None
+    encoders: EncoderSetup | None = None
     seed: int = 0
 
 
@@ -143,7 +145,7 @@ def check_cluster(scenario: ServingScenario) -> None:
         return
     violations = [
         violation
-        for pool, part in zip(cluster.pools, pool_scenarios(scenario), strict=True)
+        for pool, part in zip(cluster.engine_pools, pool_scenarios(scenario), strict=True)
         for violation in _check_pool(pool, part, pool.layout or scenario.layout)
     ]
     if cluster.is_disaggregated:
@@ -167,7 +169,7 @@ def set_up_cluster(scenario: ServingScenario, pools: Sequence[ResolvedPool]) -> 
     return ClusterSetup(
         pools=tuple(
             replace(_set_up_pool(spec, pool, link), has_retries=cluster.failures is not None)
-            for spec, pool, link in zip(cluster.pools, pools, links, strict=True)
+            for spec, pool, link in zip(cluster.engine_pools, pools, links, strict=True)
         ),
         routing=cluster.routing,
         decode_routing=cluster.decode_routing,
@@ -181,8 +183,17 @@ def set_up_cluster(scenario: ServingScenario, pools: Sequence[ResolvedPool]) -> 
             num_layers=scenario.model.num_layers,
         ),
         failures=cluster.failures,
+        encoders=_set_up_encoders(scenario, cluster),
         seed=scenario.seed,
     )
+
+
+def _set_up_encoders(scenario: ServingScenario, cluster: ClusterSpec) -> EncoderSetup | None:
+    part = encoder_scenario(scenario)
+    if part is None or cluster.encoders is None:
+        return None
+    link = _link(cluster.kv_transfer, part)
+    return set_up_encoders(part, cluster.encoders.num_replicas, link)
 
 
 def _set_up_pool(spec: ReplicaPool, pool: ResolvedPool, link: Link) -> PoolSetup:
@@ -261,10 +272,10 @@ def _check_transfer(scenario: ServingScenario, cluster: ClusterSpec) -> list[Fie
     return [
         FieldViolation(
             f"pools.{pool.name}.engine.block_size",
-            f"{block} and the {blocks[0]} of {cluster.pools[0].name} must be multiples of each "
-            "other",
+            f"{block} and the {blocks[0]} of {cluster.engine_pools[0].name} must be multiples of"
+            " each other",
         )
-        for pool, block in zip(cluster.pools, blocks, strict=True)
+        for pool, block in zip(cluster.engine_pools, blocks, strict=True)
         if max(block, blocks[0]) % min(block, blocks[0])
     ]
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from foretoken.domain.requests.cluster import FailureSpec
 from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from foretoken.simulator.cluster.encoding import Encoders
 from foretoken.simulator.cluster.engine_pool import Ended, PoolRole
 from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
 from foretoken.simulator.cluster.gate import Gate, RequestDescriber
@@ -19,7 +20,7 @@ from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.record import NOT_REACHED, RequestOutcome
-from foretoken.simulator.workload.dependency import find_sessions, find_waits
+from foretoken.simulator.workload.dependency import find_first, find_sessions, find_waits
 from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.rng import named_stream
 
@@ -70,6 +71,7 @@ class Cluster:
             self.journeys,
             self._events,
         )
+        self.encoders = Encoders(setup.encoders) if setup.encoders else None
         self._outages = Outages(setup.failures, self._events, self._retry, setup.seed)
         self._seed = setup.seed
         # When what was simulated ends, once it has begun.
@@ -82,6 +84,7 @@ class Cluster:
         waits = find_waits(plan.follows, plan.joins)
         for after, before in zip(waits.after.tolist(), waits.before.tolist(), strict=True):
             self._followers[before].append(after)
+        self._is_first = find_first(plan.follows, plan.joins).tolist()
         self._num_awaited = np.bincount(waits.after, minlength=plan.num_requests).tolist()
         self._session = find_sessions(plan.follows, plan.joins).tolist()
         self._session_left = Counter(self._session)
@@ -187,6 +190,16 @@ class Cluster:
         if self.handover.gate.num_queued:
             self.handover.dispatch(now_ns)
 
+    def _enter(self, index: int, now_ns: int) -> None:
+        """Let a request arrive once its images are encoded, where that is done apart.
+
+        Those of later turns of a conversation are known from its first prompt.
+        """
+        if self.encoders is None or not self._is_first[index]:
+            self._arrive(index, now_ns)
+            return
+        self._events.push(self.encoders.take(now_ns), EventKind.ARRIVAL, self._arrive, index)
+
     def _arrive(self, index: int, now_ns: int) -> None:
         """Let a request find a replica, wait for one, or refuse it."""
         journey = self.journeys[index]
@@ -249,7 +262,7 @@ class Cluster:
             journey.try_number += 1
             journey.stage = Stage.AWAY
             retry_ns = now_ns + round(self._failures.retry_delay_s * NS_PER_S)
-            self._events.push(retry_ns, EventKind.ARRIVAL, self._arrive, index)
+            self._events.push(retry_ns, EventKind.ARRIVAL, self._enter, index)
 
     def _send_first(self) -> None:
         """Send what arrives by itself; a closed loop holds the sessions back that come later."""
@@ -281,7 +294,7 @@ class Cluster:
         )
         journey.arrival_ns = max(now_ns, int(self._plan.arrival_ns[index]))
         ready_ns = journey.arrival_ns + round(frontend_ns)
-        self._events.push(ready_ns, EventKind.ARRIVAL, self._arrive, index)
+        self._events.push(ready_ns, EventKind.ARRIVAL, self._enter, index)
 
     def _end(self, journey: Journey, outcome: RequestOutcome, now_ns: int) -> None:
         """Send the requests that waited for this one last, or a closed loop's next session."""

@@ -103,10 +103,12 @@ class SurfaceForm:
         }
         made["tokens"].values[:] *= self._count_parts("tokens")
         more = self._each_more(groups, answer_of)
+        encoding_us = 0.0
         if self._spec.images is not None:
             encoding = encoding_channels(
                 self._encoder, groups, lambda node: by_node[id(node)], self._spec.launch_us
             )
+            encoding_us = float(encoding[: len(groups)].sum())
             share = image_share(self._spec.images, self._axes["prefill"])
             for surface in (made["prefill"], more):
                 surface.values[0] += encoding * share
@@ -125,6 +127,7 @@ class SurfaceForm:
             mixed_tokens=np.searchsorted(token_counts, self._mixed_tokens),
             floor_us=self._floor_us(),
             num_engines=self._spec.layout.dp,
+            encoding_us=encoding_us,
             notes=list_software_notes(
                 ((node.operator, by_node[id(node)]) for node in nodes),
                 self._spec.framework or self._spec.software,

@@ -80,7 +80,7 @@ class LatencySurfaces:
     (tokens of all engines in lock step; None where each runs on its own). `decode_tokens` and
     `mixed_tokens` give, from 0 tokens on, the point of `tokens` a step is padded to; `floor_us` by
     [stage, decode or mixed, tokens] is what its launches take. `notes` say whose measurements stand
-    in for the engine's own.
+    in for the engine's own. The images of one prompt take `encoding_us` to be encoded.
     """
 
     model_version: str
@@ -97,3 +97,4 @@ class LatencySurfaces:
     floor_us: Floats
     num_engines: int = 1
     notes: tuple[str, ...] = ()
+    encoding_us: float = 0.0

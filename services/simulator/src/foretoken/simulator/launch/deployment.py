@@ -116,6 +116,9 @@ def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[Launc
         layout = replace(scenario.layout, dp=scenario.layout.dp // num_replicas)
         parts: Sequence[ServingScenario] = [replace(scenario, layout=layout)]
     else:
+        if scenario.cluster.encoders is not None:
+            why = "files are not written for replicas of role encoder yet: leave their pool out"
+            raise InvalidRequestError.of_field("cluster.pools", why)
         declared, parts = scenario.cluster.pools, pool_scenarios(scenario)
     plan = resolve_workload(scenario.workload, scenario.slo_classes, scenario.seed)
     longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())

@@ -140,6 +140,7 @@ def memory(report: ServingReport) -> Section:
         caches = [
             (f"a replica of {pool.name}", pool.num_kv_blocks, pool.kv_block_size)
             for pool in report.pools
+            if pool.role != "encoder"
         ]
     sizes = " ".join(
         f"The KV cache of {what} has {num_blocks:,} blocks of {size} tokens, "

@@ -251,6 +251,7 @@ def add_use(
     if not engines:
         return report
     pools = tuple(pool_report(run, pool, engines) for pool in run.fleet)
+    pools += (run.encoders,) if run.encoders else ()
     block_s = [
         run.held_s(pool, engine) * max(pool.record.num_kv_blocks, 1)
         for pool in run.fleet
@@ -278,6 +279,10 @@ def add_prices(report: ServingReport, run: FleetRun, totals: RunTotals) -> Servi
         for pool, busy_ratio in zip(run.fleet, _busy_ratios(report, run), strict=True)
     )
     cost_usd = sum(run.cost_usd(pool) for pool in run.fleet)
+    if run.encoder is not None and run.encoders is not None:
+        power_w = _power_w(run.encoder, run.encoders.utilization_ratio)
+        energy_j += run.encoders.device_s * power_w
+        cost_usd += run.encoders.cost_usd
     totals = replace(totals, energy_j=energy_j, cost_usd=cost_usd)
     return replace(report, cost_usd=cost_usd, **rates_of(totals, *_PRICES))
 
@@ -307,7 +312,7 @@ def describe_memory(
 
 def _busy_ratios(report: ServingReport, run: FleetRun) -> Sequence[float]:
     if report.pools:
-        return [pool.utilization_ratio for pool in report.pools]
+        return [pool.utilization_ratio for pool in report.pools if pool.role != "encoder"]
     return [report.utilization_ratio] * len(run.fleet)
 
 

@@ -29,10 +29,11 @@ def check_engines(scenario: ServingScenario) -> None:
     """
     cluster = scenario.cluster
     mode = "disaggregated" if cluster is not None and cluster.is_disaggregated else "aggregated"
+    encoders = "apart" if cluster is not None and cluster.encoders is not None else "together"
     for part in pool_scenarios(scenario):
         profile = part.resolve_engine()
         bound = EngineBound(name=profile.name, can=profile.can)
-        if lacks := list_engine_lacks(part, mode, bound):
+        if lacks := list_engine_lacks(part, mode, bound, encoders):
             raise InvalidRequestError.of_violations(
                 lacks,
                 f"{profile.name} cannot run this (`--set engine.profile=plain` simulates it by the"
@@ -41,10 +42,13 @@ def check_engines(scenario: ServingScenario) -> None:
 
 
 def list_engine_lacks(
-    replica: ServingScenario, mode: str, bound: EngineBound
+    replica: ServingScenario, mode: str, bound: EngineBound, encoders: str = "together"
 ) -> list[FieldViolation]:
-    """Return what an engine has not of a replica, which is of an aggregated pool or another."""
-    values, can = _find_values(replica, mode), bound.can
+    """Return what an engine has not of a replica, which is of an aggregated pool or another.
+
+    `encoders` are `together` with the engine, or `apart`.
+    """
+    values, can = {**_find_values(replica, mode), "encoders": encoders}, bound.can
     found = [
         (aspect, describe_lack(can.has, aspect, values[aspect]))
         for aspect, allowed in can.has.items()

@@ -12,7 +12,7 @@ from foretoken.domain.metrics.serving import RunTotals, rates_of
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
-from foretoken.simulator.cluster.fleet import count_stages, make_fleet
+from foretoken.simulator.cluster.fleet import count_stages, encoder_scenario, make_fleet
 from foretoken.simulator.cluster.fleet_run import FleetRun
 from foretoken.simulator.serving.efficiency import (
     add_prices,
@@ -80,7 +80,12 @@ def build_report(
     """
     runs = place_runs(record)
     interval = find_interval(record)
-    run = FleetRun(record=record, fleet=make_fleet(scenario, record), interval=interval)
+    run = FleetRun(
+        record=record,
+        fleet=make_fleet(scenario, record),
+        interval=interval,
+        encoder=encoder_scenario(scenario),
+    )
     limits = (*(item.slo for item in scenario.slo_classes), scenario.slo)
     attains = find_attaining(record.requests, runs, limits)
     totals = _count_totals(run, attains, scenario.num_devices)
@@ -128,6 +133,7 @@ def _count_totals(run: FleetRun, attains: NDArray[np.bool_], num_devices: int) -
     held = float(num_devices)
     if record.pools and duration_s:
         held = sum(run.device_s(pool) for pool in run.fleet) / duration_s
+        held += run.encoders.device_s / duration_s if run.encoders else 0.0
     return RunTotals(
         duration_s=duration_s,
         num_devices=held,

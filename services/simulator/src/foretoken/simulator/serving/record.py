@@ -143,10 +143,23 @@ class PoolRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderRecord:
+    """What replicas that encode images apart did together: of so many prompts; times in ns."""
+
+    name: str
+    num_replicas: int
+    num_prompts: int
+    busy_ns: int
+    port_busy_ns: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServingRecord:
     """A whole simulation: its requests, their tokens, and the steps of each engine.
 
-    `pools` are those of a cluster, in order; without one `num_kv_blocks` is each engine's.
+    `pools` are those of a cluster whose replicas are engines, in order; without one `num_kv_blocks`
+    is each engine's. `encoders` are apart from these (None: engines encode).
     """
 
     requests: RequestRecord
@@ -155,6 +168,7 @@ class ServingRecord:
     num_kv_blocks: int
     block_size: int
     pools: Sequence[PoolRecord] = ()
+    encoders: EncoderRecord | None = None
 
 
 def count_group_tokens(record: ServingRecord, groups: Sequence[range]) -> ServingRecord:

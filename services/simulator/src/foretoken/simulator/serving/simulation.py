@@ -12,8 +12,9 @@ from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import Feasibility, ServingReport
+from foretoken.domain.units import NS_PER_US
 from foretoken.jobs.runner import JobProgress
-from foretoken.simulator.cluster.fleet import make_fleet, pool_scenarios
+from foretoken.simulator.cluster.fleet import encoder_scenario, make_fleet, pool_scenarios
 from foretoken.simulator.cluster.record import record_cluster
 from foretoken.simulator.cluster.setup import (
     ClusterSetup,
@@ -23,7 +24,7 @@ from foretoken.simulator.cluster.setup import (
     set_up_cluster,
 )
 from foretoken.simulator.cluster.simulation import Cluster
-from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec
+from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, surface_spec
 from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.engine.simulation import EngineRun
@@ -273,6 +274,8 @@ def prepare_deployment(
     specs = [list_surface_specs(pool.scenario, longest) for pool in pools]
     wanted = [spec for own_and_draft in specs for spec in own_and_draft if spec is not None]
     surfaces = {spec: fetch(spec) for spec in dict.fromkeys(wanted)}
+    encoder = encoder_scenario(scenario)
+    encoding_us = fetch(surface_spec(encoder, longest)).encoding_us if encoder else 0.0
     found = {spec: SurfaceCost(each) for spec, each in surfaces.items()}
     costs = [
         add_draft_cost(found[own], found[draft] if draft else None, scenario.speculative)
@@ -281,7 +284,7 @@ def prepare_deployment(
     return PreparedDeployment(
         scenario=scenario,
         pools=pools,
-        setup=_time_drafts(setup, costs),
+        setup=_time_encoders(_time_drafts(setup, costs), encoding_us),
         costs=costs,
         model_version=surfaces[specs[0][0]].model_version,
         notes=tuple(dict.fromkeys(note for each in surfaces.values() for note in each.notes)),
@@ -373,6 +376,15 @@ def _time_drafts(
         for pool, cost in zip(setup.pools, costs, strict=True)
     ]
     return replace(setup, pools=tuple(pools))
+
+
+def _time_encoders(
+    setup: DeploymentSetup | ClusterSetup, encoding_us: float
+) -> DeploymentSetup | ClusterSetup:
+    if isinstance(setup, DeploymentSetup) or setup.encoders is None:
+        return setup
+    encoders = replace(setup.encoders, encode_ns=round(encoding_us * NS_PER_US))
+    return replace(setup, encoders=encoders)
 
 
 def _groups_of(setup: DeploymentSetup | ClusterSetup) -> list[range]:

@@ -340,7 +340,7 @@ class PoolReport(_message.Message):
     name: _builtins.str
     """Name of the pool. Never empty."""
     role: _builtins.str
-    """"aggregated", "prefill" or "decode". Not set: "aggregated"."""
+    """"aggregated", "prefill", "decode" or "encoder". Not set: "aggregated"."""
     device: _builtins.str
     """Name of the device. Never empty."""
     engine_count: _builtins.int

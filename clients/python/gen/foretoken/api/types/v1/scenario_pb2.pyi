@@ -304,7 +304,7 @@ class ReplicaPool(_message.Message):
     name: _builtins.str
     """Name of the pool. Empty: an error."""
     role: _builtins.str
-    """"aggregated", "prefill" or "decode". Not set: "aggregated"."""
+    """"aggregated", "prefill", "decode" or "encoder". Not set: "aggregated"."""
     replica_count: _builtins.int
     """Replicas it starts with. Not set: 1."""
     device: _builtins.str
