@@ -1,8 +1,12 @@
 """Compiled loops say what their plain counterparts say, with or without a place for their code."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
 
 import numpy as np
@@ -11,6 +15,22 @@ import pytest
 from foretoken.predictor.regression.jit import compiled
 from foretoken.predictor.regression.kriging_loop import krige_many
 from foretoken.predictor.regression.kriging_system import krige, krige_few
+
+# Of the kind that a compiling model is none of: experts, in other sizes.
+_OTHER_QUESTION = """
+import numpy as np
+from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.trainer import train_series
+from foretoken.predictor.training_rows import Series, SeriesKey
+axes = [(1, 3, 40, 700), (4,), (64,), (64,), (2048, 7168), (512, 2048, 4096)]
+points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
+key = SeriesKey("moe_experts", "h100_sxm", "", "bf16", "forward", "")
+series = Series(key=key, points=points, latency_us=9.0 + points.sum(axis=1) / 50)
+model = train_series(series, PredictorConfig(state_folder=""), 0)
+asked = series.take(np.repeat(np.arange(len(points)), 3))
+model.regressor.predict(asked.design, np.zeros(asked.num_points, dtype=np.int64))
+model.floor.floor_us(asked.points)
+"""
 
 
 @pytest.mark.parametrize("num_neighbours", [1, 2, 12])
@@ -52,6 +72,18 @@ def test_other_threads_go_on_while_a_loop_runs() -> None:
     is_over.set()
     counting.join()
     assert 10 < during
+
+
+def test_a_compiled_model_leaves_nothing_to_compile(tmp_path: Path) -> None:
+    """A question about other operators and sizes finds all machine code that it needs."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    found = []
+    for code in ("", _OTHER_QUESTION):
+        program = f"from foretoken.predictor import compilation as c\nc.compile_loops()\n{code}"
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+        found.append({path.relative_to(tmp_path) for path in tmp_path.rglob("*.nbc")})
+    assert len(found[0]) > 5
+    assert found[0] == found[1]
 
 
 def test_places_far_apart_have_nothing_in_common() -> None:
