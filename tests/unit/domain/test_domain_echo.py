@@ -55,7 +55,7 @@ _TARGETS = ServingTargets(
 def test_a_question_is_told_as_it_was_understood() -> None:
     """Names are resolved and defaults filled in."""
     assert describe_serving(_SERVING) == (
-        "llama-3.1-8b in bf16, weights fp8; on 2 x h200_sxm (tp 2); engine vllm-0.19; 100 requests"
+        "llama-3.1-8b in bf16, weights fp8; on 2 x h200_sxm (tp 2); engine vllm-0.28; 100 requests"
         " at 1/s (poisson), 512 prompt and 128 answer tokens; SLO TTFT at most 2 s"
     )
     assert describe_run(TrainingRunRequest(scenario=_TRAINING, num_tokens=1e12, target_days=9)) == (
@@ -71,7 +71,7 @@ def test_a_search_tells_its_space_and_its_targets() -> None:
     )
     assert describe_serving_search(request) == (
         "the best deployment of llama-3.1-8b in bf16, weights fp8 by least cost per token; on up to"
-        " 16 x h200_sxm, h100_sxm; engine vllm-0.19; 100 requests, 512 prompt and 128 answer"
+        " 16 x h200_sxm, h100_sxm; engine vllm-0.28; 100 requests, 512 prompt and 128 answer"
         " tokens; carrying 20 requests/s; targets TTFT mean at most 2 s, end-to-end latency"
         " p99 at most 30 ms"
     )

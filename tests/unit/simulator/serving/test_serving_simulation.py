@@ -88,7 +88,7 @@ def test_the_report_is_consistent_with_itself() -> None:
     assert report.goodput_rps == report.request_throughput_rps
 
 
-@pytest.mark.parametrize(("framework", "software"), [("", "vllm 0.19"), ("vllm 0.20", "vllm 0.20")])
+@pytest.mark.parametrize(("framework", "software"), [("", "vllm 0.28-0.31"), ("vllm 0.20", "vllm 0.20")])
 def test_whose_measurements_stand_in_for_the_engines_is_a_remark(
     framework: str, software: str
 ) -> None:
@@ -103,7 +103,7 @@ def test_whose_measurements_stand_in_for_the_engines_is_a_remark(
         f"all_reduce: measured under nccl 2.29.2, not {software} (wider interval)",
     ] == sorted(notes)
     [query] = predictor.queries
-    assert (framework, "vllm 0.19") == (query.framework, query.preferred_framework)
+    assert (framework, "vllm 0.28-0.31") == (query.framework, query.preferred_framework)
 
 
 def test_without_other_software_there_is_no_remark() -> None:

@@ -266,7 +266,7 @@ def test_an_engine_that_never_evicts_speculates() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": EngineSpec(profile="sarathi")}, "take vllm-0.19, sglang-0.5"),
+        ({"engine": EngineSpec(profile="sarathi")}, "take vllm-0.28, sglang-0.5"),
         ({"layout": ParallelLayout(pp=2)}, "the method ngram works on several stages"),
         ({"engine": plain_engine(max_num_batched_tokens=3)}, "must be below"),
     ],

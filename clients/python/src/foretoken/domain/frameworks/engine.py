@@ -97,7 +97,7 @@ class DeviceRules:
 
 
 # The profile of a scenario that names none.
-DEFAULT_PROFILE = "vllm-0.19"
+DEFAULT_PROFILE = "vllm-0.28"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -105,7 +105,7 @@ def list_speculation_lacks(scenario: ServingScenario) -> list[FieldViolation]:
     checks: Mapping[str, tuple[bool, str]] = {
         "engine.profile": (
             engine.scheduler in SPECULATING_SCHEDULERS,
-            f"{engine.name} does not speculate; take vllm-0.19, sglang-0.5 or trtllm-1.0",
+            f"{engine.name} does not speculate; take vllm-0.28, sglang-0.5 or trtllm-1.0",
         ),
         "speculative.num_draft_tokens": (
             spec.num_draft_tokens < engine.max_num_batched_tokens,
