@@ -35,12 +35,12 @@ from foretoken.domain.errors import UnauthenticatedError
 View = Callable[[Visit], Shown | Redirect | Sent]
 
 VIEWS: Mapping[str, View] = {
-    "GET /": ask.show_serving,
-    "POST /": ask.ask_serving,
-    "POST /check": ask.check_serving,
-    "GET /train": ask.show_training,
-    "POST /train": ask.ask_training,
-    "POST /train/check": ask.check_training,
+    "GET /": ask.SERVING_QUESTION.show,
+    "POST /": ask.SERVING_QUESTION.ask,
+    "POST /check": ask.SERVING_QUESTION.check,
+    "GET /train": ask.TRAINING_QUESTION.show,
+    "POST /train": ask.TRAINING_QUESTION.ask,
+    "POST /train/check": ask.TRAINING_QUESTION.check,
     "GET /answers/{job}": answer.show,
     "GET /answers/{job}/candidates": answer.send_candidates,
     "GET /answers/{job}/deployment": answer.send_deployment,

@@ -119,7 +119,9 @@ def _spread_lengths(given: Mapping[str, str], said: Mapping[str, Any]) -> tuple[
     )
 
 
-def read_training_request(given: Mapping[str, str]) -> TrainingSearchRequest:
+def read_training_request(
+    given: Mapping[str, str], _uploads: Mapping[str, Upload]
+) -> TrainingSearchRequest:
     """Return the training search of a form; see `read_serving_request`."""
     question = search_training.QuestionOptions(
         model=model_text(given), **TRAINING.answers(search_training.QuestionOptions, given).read()
