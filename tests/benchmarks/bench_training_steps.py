@@ -211,6 +211,9 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # NVIDIA-NeMo/Megatron-Bridge, examples/model_verification_cards/qwen3-30b-a3b/card.yaml: graphs
     # of whole steps.
     "card-qwen30": {"launch_us": "0", "expert_call_us": "0", "waits_for_counts": "false"},
+    # NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama/llama3_llm_finetune.py
+    # (disable_parameter_transpose_cache).
+    "mem-llama70b": {"caches_weight_copies": "false"},
     # NVIDIA-NeMo/Megatron-Bridge, recipes/moonlight/moonlight_16b.py: gradients and moments in
     # bf16.
     "mem-moonlight": {"gradient_dtype": "bf16", "moment_dtype": "bf16"},

@@ -225,6 +225,22 @@ def test_weights_kept_in_8_bit_alone_have_none_in_16(zero_stage: int, saved: flo
     assert saved * _num_multiplied() == wide.weights_bytes - narrow.weights_bytes
 
 
+@pytest.mark.parametrize(("keeps", "saved"), [("false", 2), ("true", 1)])
+def test_copies_that_are_not_cached_are_no_states(keeps: str, saved: int) -> None:
+    """Nor is a transpose, of weights that there are in 8 bit anyhow."""
+    found = [
+        _fullest(
+            dtype=DType.FP8,
+            device="h100_sxm",
+            trainer=TrainerSpec(
+                rules={"keeps_narrow_weights": keeps, "caches_weight_copies": caches}
+            ),
+        )
+        for caches in ("true", "false")
+    ]
+    assert saved * _num_multiplied() == found[0].weights_bytes - found[1].weights_bytes
+
+
 def _num_multiplied() -> int:
     """Return the weights that the layers' products multiply."""
     model = find_model("llama-3.2-1b")

@@ -139,7 +139,8 @@ class TrainerProfile:
     Formats: `gradient_dtype` is what gradients are summed up and reduced in (none: the compute
     format), `master_dtype` that of the optimizer's copy of the weights, `moment_dtype` that of its
     two moments. Weights that are multiplied in 8 bit are kept in 16 besides, or with
-    `keeps_narrow_weights` in 8 bit alone, in which they are gathered too.
+    `keeps_narrow_weights` in 8 bit alone, in which they are gathered too. What products read of
+    them, and its transpose, stays for a step with `caches_weight_copies`.
 
     Communication: `transfers` between stages are `rendezvous` (both ends must have arrived) or
     `buffered`, in an interleaved pipeline `interleaved_transfers` (empty: no other ones); with
@@ -221,6 +222,7 @@ class TrainerProfile:
     master_dtype: DType = DType.FP32
     moment_dtype: DType = DType.FP32
     keeps_narrow_weights: bool = False
+    caches_weight_copies: bool = True
     transfers: str = "rendezvous"
     interleaved_transfers: str = ""
     has_duplex_links: bool = True

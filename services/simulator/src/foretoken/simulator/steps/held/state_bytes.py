@@ -119,8 +119,8 @@ def _weights(group: GroupSizes, rules: StateRules) -> Floats:
     """Return the bytes of weights that ranks keep from step to step.
 
     What is multiplied in 8 bit has copies so, and of their transposes, that stay for a step, or is
-    kept so alone with its transpose. Where weights are sharded, or have another format anyhow, such
-    copies are made for each layer anew.
+    kept so alone with its transpose. Where weights are sharded, or have another format anyhow, or
+    the framework keeps none, such copies are made for each layer anew.
     Source: Transformer Engine 2, `get_weight_workspace` (is_first_microbatch), `Float8Tensor`.
     """
     trainer, splits = rules.trainer, rules.stage >= SPLITS_PARAMETERS
@@ -129,9 +129,9 @@ def _weights(group: GroupSizes, rules: StateRules) -> Floats:
     if trainer.trains_master_weights:
         return np.asarray(trainer.master_dtype.num_bytes * num_params)
     narrow = (group.num_narrow / shards).sum(axis=-1)
-    copies = np.where(splits, 0.0, _NUM_NARROW_COPIES * narrow)
-    if trainer.keeps_narrow_weights:
-        copies = np.where(splits, narrow, copies) - rules.dtype.num_bytes * narrow
+    stays, copies = ~splits & trainer.caches_weight_copies, _NUM_NARROW_COPIES * narrow
+    own = narrow * trainer.keeps_narrow_weights
+    copies = np.where(stays, copies, own) - rules.dtype.num_bytes * own
     return np.asarray(rules.dtype.num_bytes * num_params + copies)
 
 
