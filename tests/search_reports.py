@@ -154,6 +154,7 @@ def _point(mode: str, tp: int, batch: int, suffix: str) -> dict[str, Any]:
         "router": "round_robin",
         "num_devices": _NUM_DEVICES,
         "num_idle_devices": 0,
+        "encoders": 0,
         "num_counted_devices": _NUM_DEVICES,
         "replicas": replicas,
         "tp": tp,

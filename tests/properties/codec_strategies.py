@@ -284,6 +284,7 @@ _SEARCH_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
         for name in _SPACE_COUNTS
     },
     (search.ServingSpace, "max_devices"): POSITIVE,
+    (search.ServingSpace, "encoders"): st.lists(st.integers(0, 8), max_size=3).map(tuple),
     (search.ServingSpace, "modes"): st.sampled_from([(), search.SERVING_MODES]),
     (search.ServingSearchRequest, "objective"): st.sampled_from(search.OBJECTIVES),
     (search.ServingSearchRequest, "counted_gpus"): st.sampled_from(search.COUNTED_GPUS),

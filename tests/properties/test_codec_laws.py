@@ -147,7 +147,10 @@ _CANDIDATE_TEXTS = ("name", "device", "mode", "profile", "quantization", "router
 _CANDIDATE_TEXTS += ("verdict", "reason", "speculation", "rules")
 _CANDIDATE_COUNTS = ("replicas", "tp", "pp", "dp", "ep", "batch_size", "rank")
 _CANDIDATE_COUNTS += ("prefill_replicas", "prefill_tp", "prefill_pp", "prefill_ep")
-_CANDIDATE_COUNTS += ("prefill_batch_size",)
+_CANDIDATE_COUNTS += (
+    "encoders",
+    "prefill_batch_size",
+)
 
 
 @given(data=st.data(), num_points=st.integers(0, 10))

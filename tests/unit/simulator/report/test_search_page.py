@@ -166,7 +166,7 @@ def test_the_same_report_gives_the_same_page(pages: dict[str, str]) -> None:
 def test_replicas_and_batches_name_prefill_first() -> None:
     aggregated = {"replicas": 4, "tp": 2, "pp": 1, "dp": 1, "ep": 1, "batch_size": 96}
     none = {f"prefill_{name}": 0 for name in ("replicas", "tp", "pp", "ep", "batch_size")}
-    row = {**aggregated, **none}
+    row = {**aggregated, **none, "encoders": 0}
     assert ("4 x tp2", "96") == (describe_replicas(row), describe_batch(row))
     some = {
         "prefill_replicas": 3,
@@ -178,6 +178,7 @@ def test_replicas_and_batches_name_prefill_first() -> None:
     split = row | some | {"ep": 8}
     assert "3 x tp1 pp2 + 4 x tp2 ep8" == describe_replicas(split)
     assert "8 + 96" == describe_batch(split)
+    assert "2 x encoder + 4 x tp2" == describe_replicas(row | {"encoders": 2})
 
 
 def test_equal_ranks_are_marked_as_ties_and_come_in_order() -> None:

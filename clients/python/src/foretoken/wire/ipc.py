@@ -184,7 +184,7 @@ _NAMES: Mapping[str, Sequence[str]] = {"kind": SPAN_KINDS}
 _WHOLE = frozenset(
     ("engine", "stage", "chunk", "micro_batch", "prefill_engine", "rank", "replicas", "batch_size")
 )
-_WHOLE |= {"tp", "pp", "dp", "ep", "prefill_replicas", "prefill_batch_size"}
+_WHOLE |= {"tp", "pp", "dp", "ep", "prefill_replicas", "prefill_batch_size", "encoders"}
 _WHOLE |= {"prefill_tp", "prefill_pp", "prefill_ep"}
 _WHOLE |= {"cp", "virtual_stages", "micro_batch_size", "global_batch_size"}
 _WHOLE |= {"zero_stage", "shard_degree", "weight_degree"}

@@ -260,6 +260,12 @@ class ServingSpace:
         " several at once as `a=1+b=2`. Default: the scenario's.",
         names=("--rules",),
     )
+    encoders: tuple[int, ...] = option(
+        (),
+        "Devices that encode images apart: `0,1,2` (0: engines do). Default: 0, 1, 2 and 4 where"
+        " the workload has images.",
+        minimum=0,
+    )
 
     def __post_init__(self) -> None:
         """Refuse modes there are not and counts below one."""
@@ -340,10 +346,11 @@ class CandidateColumns(Columns):
 
     `mode` is one of `SERVING_MODES`. Degrees, `batch_size` (requests that run on a replica) and
     `num_batched_tokens` are of the decode replicas where there are two pools, with `prefill_tp`,
-    `prefill_replicas` and so on in addition (0: aggregated). A deployment has `num_devices` and
-    leaves `num_idle_devices` of those owned; throughput and cost count `num_counted_devices`, both
-    or the former alone, as asked. Throughput counts output tokens; `tps_per_user` is 1000 over
-    TPOT. Each `_low` and `_high` is the bound of the predictor's interval. `verdict` is "ok", or
+    `prefill_replicas` and so on in addition (0: aggregated); `encoders` encode images apart. A
+    deployment has `num_devices` and leaves `num_idle_devices` of those owned; throughput and cost
+    count `num_counted_devices`, both or the former alone, as asked. Throughput counts output
+    tokens; `tps_per_user` is 1000 over TPOT. Each `_low` and `_high` is the bound of the
+    predictor's interval. `verdict` is "ok", or
     what rules the point out (`memory`, `layout`, `ttft_ms`, `bound`, ...) with its `reason`. `rank`
     counts from 1 (0: does not qualify); equal ranks are ties within the error. `is_pareto_user` is
     on the front of tokens/s/GPU against tokens/s/user, `is_pareto_cost` on that of cost against
@@ -361,6 +368,7 @@ class CandidateColumns(Columns):
     num_devices: Quantity = ()
     num_idle_devices: Quantity = ()
     num_counted_devices: Quantity = ()
+    encoders: Quantity = ()
     replicas: Quantity = ()
     tp: Quantity = ()
     pp: Quantity = ()

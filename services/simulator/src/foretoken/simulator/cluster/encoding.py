@@ -78,7 +78,7 @@ def set_up_encoders(scenario: ServingScenario, num_replicas: int, link: Link) ->
         raise InvalidRequestError.of_field(
             "cluster.pools", f"{scenario.name} has nothing to encode: set workload.images"
         )
-    sent_bytes = _embedding_bytes(scenario.model, scenario.workload.images)
+    sent_bytes = embedding_bytes(scenario.model, scenario.workload.images)
     return EncoderSetup(
         name=scenario.name,
         num_replicas=num_replicas,
@@ -88,7 +88,7 @@ def set_up_encoders(scenario: ServingScenario, num_replicas: int, link: Link) ->
     )
 
 
-def _embedding_bytes(model: ModelArchitecture, images: ImageSpec) -> int:
+def embedding_bytes(model: ModelArchitecture, images: ImageSpec) -> int:
     """Return the bytes of the embeddings of one prompt, those of inner layers included."""
     encoder = find_encoder(model)
     num_vectors = encode_images(model, images).num_tokens

@@ -15,12 +15,12 @@ from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import LatencyQuery
 from foretoken.domain.models.image import EncodedImages, encode_images
 from foretoken.domain.models.quantization import ExecutedQuantization, executed_quantization
-from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.padding import graph_rule
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
+from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import stage_ranks
 
 __all__ = [
@@ -143,7 +143,7 @@ def query_of(spec: SurfaceSpec) -> LatencyQuery:
     )
 
 
-def fetch_surfaces(spec: SurfaceSpec, predictor: PredictorPort) -> LatencySurfaces:
+def fetch_surfaces(spec: SurfaceSpec, predictor: LatencySource) -> LatencySurfaces:
     """Return the surfaces of a deployment, in one query.
 
     Raises:

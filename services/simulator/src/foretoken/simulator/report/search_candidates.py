@@ -26,7 +26,7 @@ _WORDS = frozenset(
 # What makes a layout, besides how many replicas there are and how much runs on each.
 _LAYOUT = (
     *("device", "mode", "profile", "quantization", "speculation", "rules", "router"),
-    *("tp", "pp", "dp", "ep"),
+    *("tp", "pp", "dp", "ep", "encoders"),
     *("prefill_tp", "prefill_pp", "prefill_ep"),
 )
 _VERDICT_NAMES = {
@@ -36,6 +36,7 @@ _VERDICT_NAMES = {
     "engine": "the engine cannot do it",
     "bound": "beyond a bound",
     "devices": "too many GPUs",
+    "encoders": "too few encoders",
 }
 
 
@@ -125,13 +126,14 @@ def first_of_each(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
 def describe_replicas(row: Row) -> str:
     """Return how many replicas of which degrees: `4 x tp2`, or `3 x tp1 + 5 x tp4` (prefill first).
 
-    Prefill replicas stand before the decode replicas.
+    Encoders that are apart stand before all, prefill replicas before the decode replicas.
     """
-    decode = _pool(row["replicas"], {axis: row[axis] for axis in ("tp", "pp", "dp", "ep")})
-    if not row["prefill_replicas"]:
-        return decode
-    degrees = {axis: row[f"prefill_{axis}"] for axis in ("tp", "pp", "ep")}
-    return f"{_pool(row['prefill_replicas'], degrees)} + {decode}"
+    pools = [f"{row['encoders']} x encoder"] if row["encoders"] else []
+    if row["prefill_replicas"]:
+        degrees = {axis: row[f"prefill_{axis}"] for axis in ("tp", "pp", "ep")}
+        pools.append(_pool(row["prefill_replicas"], degrees))
+    pools.append(_pool(row["replicas"], {axis: row[axis] for axis in ("tp", "pp", "dp", "ep")}))
+    return " + ".join(pools)
 
 
 def describe_batch(row: Row) -> str:

@@ -14,6 +14,7 @@ from foretoken.domain.models.stack import stack_of, state_of
 from foretoken.domain.requests.cluster import SpeculativeSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
+from foretoken.simulator.cluster.fleet import encoder_scenario, pool_scenarios
 from foretoken.simulator.cost.latency_surfaces import surface_spec
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.cost.tables import CostTables
@@ -70,6 +71,21 @@ def list_surface_specs(
 ) -> tuple[SurfaceSpec, SurfaceSpec | None]:
     """Return what the surfaces of one pool's scenario depend on, and those of its draft if any."""
     return surface_spec(scenario, max_context), draft_surface_spec(scenario, max_context)
+
+
+def encoder_surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec | None:
+    """Return what the surfaces of replicas that encode images apart depend on; None without any."""
+    encoder = encoder_scenario(scenario)
+    return surface_spec(encoder, max_context) if encoder else None
+
+
+def list_all_specs(scenario: ServingScenario, max_context: int) -> list[SurfaceSpec]:
+    """Return what all surfaces of a deployment depend on, one each."""
+    found = [
+        spec for pool in pool_scenarios(scenario) for spec in list_surface_specs(pool, max_context)
+    ]
+    found.append(encoder_surface_spec(scenario, max_context))
+    return list(dict.fromkeys(spec for spec in found if spec is not None))
 
 
 def follow_speculation(engine: EngineProfile, spec: SpeculativeSpec | None) -> EngineProfile:

@@ -14,7 +14,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import Feasibility, ServingReport
 from foretoken.domain.units import NS_PER_US
 from foretoken.jobs.runner import JobProgress
-from foretoken.simulator.cluster.fleet import encoder_scenario, make_fleet, pool_scenarios
+from foretoken.simulator.cluster.fleet import make_fleet, pool_scenarios
 from foretoken.simulator.cluster.record import record_cluster
 from foretoken.simulator.cluster.setup import (
     ClusterSetup,
@@ -24,7 +24,7 @@ from foretoken.simulator.cluster.setup import (
     set_up_cluster,
 )
 from foretoken.simulator.cluster.simulation import Cluster
-from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, surface_spec
+from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.cost.tables import CostTables
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.engine.simulation import EngineRun
@@ -33,6 +33,7 @@ from foretoken.simulator.serving.draft import (
     StepCosts,
     add_draft_cost,
     check_speculation,
+    encoder_surface_spec,
     follow_speculation,
     list_surface_specs,
     time_drafts,
@@ -274,8 +275,8 @@ def prepare_deployment(
     specs = [list_surface_specs(pool.scenario, longest) for pool in pools]
     wanted = [spec for own_and_draft in specs for spec in own_and_draft if spec is not None]
     surfaces = {spec: fetch(spec) for spec in dict.fromkeys(wanted)}
-    encoder = encoder_scenario(scenario)
-    encoding_us = fetch(surface_spec(encoder, longest)).encoding_us if encoder else 0.0
+    encoder = encoder_surface_spec(scenario, longest)
+    encoding_us = fetch(encoder).encoding_us if encoder else 0.0
     found = {spec: SurfaceCost(each) for spec, each in surfaces.items()}
     costs = [
         add_draft_cost(found[own], found[draft] if draft else None, scenario.speculative)

@@ -358,6 +358,7 @@ class ServingSpace(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     SPECULATIONS_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
+    ENCODERS_FIELD_NUMBER: _builtins.int
     max_devices: _builtins.int
     """Devices of a deployment at most. Not set: 8."""
     server: _builtins.str
@@ -418,6 +419,10 @@ class ServingSpace(_message.Message):
     def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Rules of the engine: "none", or some and their values, "two_batch_tokens=32". Empty: its own."""
 
+    @_builtins.property
+    def encoders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Devices that encode images apart; 0: engines do. Empty: every sensible one."""
+
     def __init__(
         self,
         *,
@@ -437,10 +442,11 @@ class ServingSpace(_message.Message):
         server: _builtins.str = ...,
         speculations: _abc.Iterable[_builtins.str] | None = ...,
         rules: _abc.Iterable[_builtins.str] | None = ...,
+        encoders: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_devices", b"_max_devices", "max_devices", b"max_devices"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_devices", b"_max_devices", "devices", b"devices", "dp", b"dp", "ep", b"ep", "max_batched_token_count", b"max_batched_token_count", "max_devices", b"max_devices", "max_seq_count", b"max_seq_count", "modes", b"modes", "pp", b"pp", "profiles", b"profiles", "quantizations", b"quantizations", "routers", b"routers", "rules", b"rules", "server", b"server", "speculations", b"speculations", "tp", b"tp", "usd_per_hour", b"usd_per_hour"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_devices", b"_max_devices", "devices", b"devices", "dp", b"dp", "encoders", b"encoders", "ep", b"ep", "max_batched_token_count", b"max_batched_token_count", "max_devices", b"max_devices", "max_seq_count", b"max_seq_count", "modes", b"modes", "pp", b"pp", "profiles", b"profiles", "quantizations", b"quantizations", "routers", b"routers", "rules", b"rules", "server", b"server", "speculations", b"speculations", "tp", b"tp", "usd_per_hour", b"usd_per_hour"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_devices: _TypeAlias = _typing.Literal["max_devices"]  # noqa: Y015
     _WhichOneofArgType__max_devices: _TypeAlias = _typing.Literal["_max_devices", b"_max_devices"]  # noqa: Y015

@@ -110,6 +110,7 @@ class CandidateMaker:
             or cluster.routing.max_outstanding > 0
             or any(pool.autoscaling for pool in cluster.pools)
         )
+        is_shared = is_shared or self.points.encoders[row] > 0
         if not self.is_loop or is_shared or base.lora or router != _KEEPS_APART:
             return 1
         num_replicas = int(points.replicas[row])
@@ -148,6 +149,7 @@ class CandidateMaker:
             self.request.scenario.cluster is None
             and self.request.scenario.lora is None
             and self.points.prefill_kind[row] < 0
+            and not self.points.encoders[row]
             and (router == "round_robin" or pools[0].num_replicas == 1)
             and has_one_engine
         )
@@ -158,14 +160,23 @@ class CandidateMaker:
             int(points.kind[row]), int(points.batch[row]), int(points.step_limit[row])
         )
         decode = replace(decode, num_replicas=int(points.replicas[row]))
+        encoders = self._encoders(row, decode)
         if points.prefill_kind[row] < 0:
-            return (decode,)
+            return (*encoders, decode)
         batch = int(points.prefill_batch[row])
         limit = min(int(points.prefill_limit[row]), ceil(batch * self.load.prefill_mean))
         prefill = self._pool(int(points.prefill_kind[row]), _HELD_PROMPTS * batch, limit)
         replicas = int(points.prefill_replicas[row])
         prefill = replace(prefill, name="prefill", role="prefill", num_replicas=replicas)
-        return (prefill, replace(decode, name="decode", role="decode"))
+        return (*encoders, prefill, replace(decode, name="decode", role="decode"))
+
+    def _encoders(self, row: int, decode: ReplicaPool) -> tuple[ReplicaPool, ...]:
+        """Return the pool that encodes images apart, on devices as the answers'; none if none."""
+        num_replicas = int(self.points.encoders[row])
+        if not num_replicas:
+            return ()
+        pool = replace(decode, name="encoders", role="encoder", num_replicas=num_replicas)
+        return (replace(pool, layout=None, engine=None),)
 
     def _pool(self, kind: int, batch: int, step_limit: int) -> ReplicaPool:
         base = self.request.scenario

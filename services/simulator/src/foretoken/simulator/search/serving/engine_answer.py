@@ -22,6 +22,7 @@ from foretoken.simulator.search.serving.closed_form import (
     SteadyState,
     closed_form_rules,
 )
+from foretoken.simulator.search.serving.encoders import time_encoders
 from foretoken.simulator.search.serving.load import LoadProfile
 from foretoken.simulator.search.serving.prompt_queue import PromptPasses
 from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
@@ -138,7 +139,8 @@ class EngineAnswer:
 
     `passes` are those of the prefill replicas, whose state is that of full ones; its TTFT is alone.
     `window_bytes_per_token` are those of each token in a sliding window as well, `state_bytes` a
-    request's recurrent state.
+    request's recurrent state. Where it is sent embeddings, `encoding_us` is what making those of a
+    prompt takes a device as its own.
     """
 
     kind: EngineKind
@@ -149,6 +151,7 @@ class EngineAnswer:
     kv_bytes_per_token: float
     window_bytes_per_token: float
     state_bytes: float
+    encoding_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +365,14 @@ class AnswerCache:
         able = [kinds[number] for number in asked]
         grids = fetch_engines(able, base, space, load, self._predictor)
         times = {number: grid.times() for number, grid in zip(asked, grids, strict=True)}
-        answers = [form.answer(times.get(number)) for number, form in enumerate(forms)]
+        encoding_us = time_encoders(able, base, self._predictor)
+        answers = [
+            replace(
+                form.answer(times.get(number)),
+                encoding_us=encoding_us.get(kind.device, 0.0) if kind.encodes_apart else 0.0,
+            )
+            for number, (kind, form) in enumerate(zip(kinds, forms, strict=True))
+        ]
         return answers, grids[0].surfaces.model_version if grids else self._version()
 
     def _version(self) -> str:

@@ -14,7 +14,6 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import CapacityProbe, Finalist, LatencyLimit, ServingTargets
 from foretoken.domain.results.report import Feasibility, ServingReport, SteadyWindow
 from foretoken.domain.units import MS_PER_S
-from foretoken.simulator.cluster.fleet import pool_scenarios
 from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.grid import Floats
@@ -24,7 +23,7 @@ from foretoken.simulator.search.serving.candidate_scenario import (
     CandidateLoad,
     CandidateMaker,
 )
-from foretoken.simulator.serving.draft import list_surface_specs
+from foretoken.simulator.serving.draft import list_all_specs
 from foretoken.simulator.serving.metrics import is_completed
 from foretoken.simulator.serving.occupancy import find_interval
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord, TokenRuns
@@ -393,13 +392,7 @@ class CandidateRuns:
         self, scenarios: Sequence[ServingScenario], maker: CandidateMaker, longest_tokens: int
     ) -> tuple[tuple[SurfaceSpec, LatencySurfaces], ...]:
         longest = min(longest_tokens, maker.request.scenario.model.max_position)
-        specs = dict.fromkeys(
-            spec
-            for one in scenarios
-            for pool in pool_scenarios(one)
-            for spec in list_surface_specs(pool, longest)
-            if spec is not None
-        )
+        specs = dict.fromkeys(spec for one in scenarios for spec in list_all_specs(one, longest))
         version = maker.answers.model_version
         found = []
         for spec in specs:

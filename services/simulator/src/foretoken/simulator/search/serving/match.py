@@ -1,6 +1,6 @@
 """Deployments from engines: replicas that each do everything, and pairs of pools."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -80,16 +80,16 @@ def pair_replicas(
 
 
 def make_aggregated(
-    answers: Sequence[EngineAnswer], load: LoadProfile, max_devices: int, target_rps: float
+    answers: Mapping[int, EngineAnswer], load: LoadProfile, max_devices: int, target_rps: float
 ) -> Points:
     """Return the deployments of every kind of engine at every setting, sized for the target.
 
-    Without a target they take as many devices as there may be.
+    Without a target they take as many devices as there may be. `answers` are by their number.
     """
     return join_points(
         [
             _deployments(number, answer, load, (max_devices, target_rps))
-            for number, answer in enumerate(answers)
+            for number, answer in answers.items()
         ]
     )
 
@@ -137,7 +137,7 @@ class PairSearch:
 
 
 def match_pairs(
-    search: PairSearch, answers: Sequence[EngineAnswer]
+    search: PairSearch, answers: Mapping[int, EngineAnswer]
 ) -> tuple[Points, dict[str, int]]:
     """Return the pairs of which each pool is possible, and how many others there are by verdict.
 
@@ -147,8 +147,8 @@ def match_pairs(
     """
     most_ttft_us = mean_limit_us(search, "ttft_ms") * PAIR_TTFT_ERROR_RATIO
     parts, counts = [], dict[str, int]()
-    for first, prefill in enumerate(answers):
-        for second, decode in enumerate(answers):
+    for first, prefill in answers.items():
+        for second, decode in answers.items():
             if not _go_together(prefill, decode):
                 continue
             ruled = [
@@ -167,7 +167,7 @@ def match_pairs(
 def _go_together(prefill: EngineAnswer, decode: EngineAnswer) -> bool:
     return all(
         getattr(prefill.kind, name) == getattr(decode.kind, name)
-        for name in ("profile", "quantization", "speculation")
+        for name in ("profile", "quantization", "speculation", "encodes_apart")
     )
 
 
@@ -291,18 +291,23 @@ def _ttft_us(
 
 def _transfer_us(search: PairSearch, prefill: EngineAnswer) -> float:
     """Return what sending a prompt's KV cache adds to the time of each output token after it."""
-    cluster = search.scenario.cluster
-    spec = cluster.kv_transfer if cluster else KvTransferSpec()
-    bandwidth, latency_us = spec.bandwidth_bytes_per_s, spec.latency_us
-    if not bandwidth or not latency_us:
-        link = _port(search.scenario, prefill.kind.device)
-        bandwidth, latency_us = bandwidth or link[0], latency_us or link[1]
+    bandwidth, latency_us = find_link(search.scenario, prefill.kind.device)
     num_tokens = search.load.prefill_mean
     in_window = min(num_tokens, stack_of(search.scenario.model).window)
     sent = num_tokens * prefill.kv_bytes_per_token + in_window * prefill.window_bytes_per_token
     sent += prefill.state_bytes
     transfer_us = latency_us + sent / bandwidth * US_PER_S
     return transfer_us / max(search.load.decode_mean - 1, 1.0)
+
+
+def find_link(scenario: ServingScenario, device: str) -> tuple[float, float]:
+    """Return what leaves a device for another replica goes over, as bytes/s and µs."""
+    spec = scenario.cluster.kv_transfer if scenario.cluster else KvTransferSpec()
+    bandwidth, latency_us = spec.bandwidth_bytes_per_s, spec.latency_us
+    if bandwidth and latency_us:
+        return bandwidth, latency_us
+    link = _port(scenario, device)
+    return bandwidth or link[0], latency_us or link[1]
 
 
 def _port(scenario: ServingScenario, device: str) -> tuple[float, float]:

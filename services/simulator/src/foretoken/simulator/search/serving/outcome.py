@@ -1,13 +1,16 @@
 """The closed-form answer of a request, what its time rests on, and what changes it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretoken.domain.measurements.estimate import Provenance
+from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import Sensitivity, ServingSearchReport, ServingSearchRequest
 from foretoken.domain.units import US_PER_S
+from foretoken.simulator.cluster.encoding import embedding_bytes
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.hardware_change import (
@@ -16,15 +19,22 @@ from foretoken.simulator.search.hardware_change import (
     HardwareChange,
 )
 from foretoken.simulator.search.serving.closed_form import ReplicaForm
+from foretoken.simulator.search.serving.encoders import EncoderTimes, put_before
 from foretoken.simulator.search.serving.engine_answer import (
     AnswerCache,
+    EngineAnswer,
     EngineAnswers,
     engine_base,
     fetch_engines,
     make_replica_form,
 )
 from foretoken.simulator.search.serving.load import LoadProfile
-from foretoken.simulator.search.serving.match import PairSearch, make_aggregated, match_pairs
+from foretoken.simulator.search.serving.match import (
+    PairSearch,
+    find_link,
+    make_aggregated,
+    match_pairs,
+)
 from foretoken.simulator.search.serving.points import Points, join_points, rule_out_late
 from foretoken.simulator.search.serving.rank import Figures, Ranking, find_figures, rank_points
 from foretoken.simulator.search.serving.space import SearchSpace
@@ -55,21 +65,11 @@ def make_closed_form(
 ) -> ClosedForm:
     """Return every point of a space and its rank, from the answers of the engines."""
     parts: list[Points] = []
-    ruled_out: Mapping[str, int] = {}
-    if "aggregated" in space.modes:
-        sizes = (space.max_devices, request.target_rps)
-        parts.append(make_aggregated(answers.engines, load, *sizes))
-    if "disaggregated" in space.modes:
-        pairs = PairSearch(
-            scenario=request.scenario,
-            targets=request.targets,
-            load=load,
-            max_devices=space.max_devices,
-            target_rps=request.target_rps,
-            counts_idle=request.counts_idle,
-        )
-        found, ruled_out = match_pairs(pairs, answers.engines)
+    ruled_out = Counter[str]()
+    for num_encoders in space.encoders:
+        found, more = _with_encoders(num_encoders, request, space, load, answers)
         parts.append(found)
+        ruled_out.update(more)
     points = _with_routers(join_points(parts), len(space.routers))
     points = _rule_out_large(points, space.max_devices)
     points = rule_out_late(points, request, load)
@@ -84,6 +84,54 @@ def make_closed_form(
         ranking=rank_points(points, figures, request.objective),
         num_ruled_out={name: num * len(space.routers) for name, num in ruled_out.items()},
     )
+
+
+def _with_encoders(
+    num_encoders: int,
+    request: ServingSearchRequest,
+    space: SearchSpace,
+    load: LoadProfile,
+    answers: EngineAnswers,
+) -> tuple[Points, Mapping[str, int]]:
+    """Return the points with so many replicas that encode images apart, and pairs ruled out.
+
+    Engines have the devices that encoders leave.
+    """
+    engines = {
+        number: answer
+        for number, answer in enumerate(answers.engines)
+        if answer.kind.encodes_apart == (num_encoders > 0)
+    }
+    parts: list[Points] = []
+    ruled_out: Mapping[str, int] = {}
+    left = space.max_devices - num_encoders
+    if "aggregated" in space.modes:
+        parts.append(make_aggregated(engines, load, left, request.target_rps))
+    if "disaggregated" in space.modes:
+        pairs = PairSearch(
+            scenario=request.scenario,
+            targets=request.targets,
+            load=load,
+            max_devices=left,
+            target_rps=request.target_rps,
+            counts_idle=request.counts_idle,
+        )
+        found, ruled_out = match_pairs(pairs, engines)
+        parts.append(found)
+    points = join_points(parts)
+    if num_encoders:
+        times = [_encoder_times(request.scenario, answer) for answer in answers.engines]
+        points = put_before(points, num_encoders, times)
+    return points, ruled_out
+
+
+def _encoder_times(scenario: ServingScenario, answer: EngineAnswer) -> EncoderTimes:
+    images = scenario.workload.images
+    if images is None:
+        return EncoderTimes(encode_us=0.0, sent_us=0.0)
+    bandwidth, latency_us = find_link(scenario, answer.kind.device)
+    sent_us = latency_us + embedding_bytes(scenario.model, images) / bandwidth * US_PER_S
+    return EncoderTimes(encode_us=answer.encoding_us, sent_us=sent_us)
 
 
 def _with_routers(points: Points, num_routers: int) -> Points:

@@ -18,7 +18,8 @@ from foretoken.simulator.search.serving.step_time import NUM_VARIANTS
 class Points:
     """Deployments, one entry each; the figures are [variant, point].
 
-    `kind` and `prefill_kind` (-1: aggregated) are numbers of engines, `router` of a router.
+    `kind` and `prefill_kind` (-1: aggregated) are numbers of engines, `router` of a router;
+    `encoders` are replicas that encode images apart (0: engines do).
     `ttft_us` and `tpot_us` are what users see, `rate_rps` what all replicas together carry. Of one
     with a `verdict` other than "ok" the `reason` says what rules it out; figures it was not asked
     for are 0. One that `is_near` is over a limit on TTFT alone, by no more than the closed form may
@@ -34,6 +35,7 @@ class Points:
     prefill_batch: Ints
     prefill_limit: Ints
     prefill_replicas: Ints
+    encoders: Ints
     num_devices: Ints
     kv_ratio: Floats
     ttft_us: Floats
@@ -95,6 +97,7 @@ def empty_points(num: int) -> Points:
         prefill_batch=none,
         prefill_limit=none,
         prefill_replicas=none,
+        encoders=none,
         num_devices=none,
         kv_ratio=np.zeros(num),
         ttft_us=figures,

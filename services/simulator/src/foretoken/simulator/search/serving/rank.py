@@ -48,6 +48,7 @@ def find_figures(
     has_prefill = points.prefill_kind >= 0
     first = np.where(has_prefill, points.prefill_kind, 0)
     hour = hour + has_prefill * points.prefill_replicas * devices[first] * prices[first]
+    hour = hour + points.encoders * prices[points.kind]
     safe = np.where(tps > 0, tps, 1.0)
     used = np.maximum(points.num_devices, 1)
     idle = np.maximum(request.num_owned_devices - used, 0)

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from foretoken.domain.errors import InvalidRequestError, UnknownTopologyError
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownTopologyError
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
+from foretoken.domain.models.image import without_encoder
 from foretoken.domain.models.quantization import executed_quantization, settle_quantization
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.cluster import settle_speculation
@@ -25,6 +26,8 @@ _LARGE_BATCHES = (256, 320, 384, 448, 512, 640, 768, 896, 1024)
 _STEP_LIMITS = (2048, 4096, 8192, 16384)
 # Before replicas that are as full as their limit allows, turns would leave some waiting.
 _ROUTER = "least_outstanding"
+# Replicas that encode images apart.
+_ENCODERS = (0, 1, 2, 4)
 # Prompts that a prefill replica computes together.
 _PREFILL_BATCHES = (1, 2, 4, 8)
 
@@ -34,7 +37,8 @@ class EngineKind:
     """An engine apart from its limits: where it runs, what runs, and its degrees.
 
     `speculation` is as `settle_speculation` reads it, `rules` as `EngineSpec.with_rules`
-    does, `server` what files are to be written for (empty: none are).
+    does, `server` what files are to be written for (empty: none are). With `encodes_apart` it is
+    sent the embeddings of images.
     """
 
     device: str
@@ -44,6 +48,7 @@ class EngineKind:
     speculation: str = ""
     rules: str = ""
     server: str = ""
+    encodes_apart: bool = False
 
     def scenario(
         self, base: ServingScenario, batch: int, num_batched_tokens: int
@@ -56,8 +61,13 @@ class EngineKind:
             max_num_seqs=per_engine,
             max_num_batched_tokens=num_batched_tokens,
         )
+        model, workload = base.model, base.workload
+        if self.encodes_apart:
+            model, workload = without_encoder(model), replace(workload, images=None)
         return replace(
             base,
+            model=model,
+            workload=workload,
             device=self.device,
             topology=base.topology if self.device == base.device else "",
             quantization=self.quantization,
@@ -80,7 +90,13 @@ class EngineKind:
             server = find_server(self.server)
             bounds.append(EngineBound(name=server.name, can=server.can))
         replica = self.scenario(base, 1, 0)
-        lacks = [lack for bound in bounds for lack in list_engine_lacks(replica, mode, bound)]
+        encoders = "apart" if self.encodes_apart else "together"
+        lacks = [
+            lack for bound in bounds for lack in list_engine_lacks(replica, mode, bound, encoders)
+        ]
+        if self.server and self.encodes_apart:
+            why = f"no files are written for {self.server} with encoders apart yet"
+            lacks.append(FieldViolation("space.encoders", why))
         lacks += list_speculation_lacks(replica)
         return InvalidRequestError.of_violations(lacks).message
 
@@ -89,7 +105,8 @@ class EngineKind:
 class SearchSpace:
     """What a search varies, resolved: no empty tuple stands for anything any more.
 
-    `num_same_kinds` counts degrees that mean a kind over again.
+    `num_same_kinds` counts degrees that mean a kind over again, `encoders` are the numbers of
+    replicas that encode images apart (0: engines do).
     """
 
     kinds: tuple[EngineKind, ...]
@@ -100,19 +117,21 @@ class SearchSpace:
     routers: tuple[str, ...]
     max_devices: int
     num_same_kinds: int
+    encoders: tuple[int, ...] = (0,)
 
     @property
     def num_points(self) -> int:
         """Points before equal ones are merged."""
-        num_kinds = len(self.kinds) + self.num_same_kinds
         num_limits = len(self.step_limits) * len(self.routers)
+        apart = [count > 0 for count in self.encoders]
+        num_kinds = (len(self.kinds) + self.num_same_kinds) // len(set(apart))
         total = 0
         if "aggregated" in self.modes:
             total += num_kinds * len(self.batches) * num_limits
         if "disaggregated" in self.modes:
             prefills = num_kinds * len(self.prefill_batches)
             total += prefills * num_kinds * len(self.batches) * num_limits
-        return total
+        return total * len(apart)
 
 
 def resolve_space(request: ServingSearchRequest) -> SearchSpace:
@@ -141,6 +160,7 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
     ):
         executed_quantization(quantization, find_device(device), engine)
     speculations = tuple(dict.fromkeys(space.speculations or ("",)))
+    encoders = _encoders(request)
     kinds = [
         EngineKind(
             device=device,
@@ -150,7 +170,9 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
             speculation=speculation,
             rules=rules,
             server=space.server,
+            encodes_apart=encodes_apart,
         )
+        for encodes_apart in dict.fromkeys(count > 0 for count in encoders)
         for device in devices
         for profile in dict.fromkeys(profiles)
         for quantization in dict.fromkeys(schemes)
@@ -168,7 +190,25 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
         routers=tuple(dict.fromkeys(space.routers)) or (_router_of(scenario),),
         max_devices=space.max_devices,
         num_same_kinds=len(kinds) - len(distinct),
+        encoders=encoders,
     )
+
+
+def _encoders(request: ServingSearchRequest) -> tuple[int, ...]:
+    """Return how many replicas may encode images apart: those named that leave devices, or some."""
+    if request.scenario.workload.images is None:
+        if any(request.space.encoders):
+            raise InvalidRequestError.of_field(
+                "space.encoders", "the workload has no images to encode: set workload.images"
+            )
+        return (0,)
+    tried = request.space.encoders or _ENCODERS
+    left = tuple(sorted({count for count in tried if count < request.space.max_devices}))
+    if not left:
+        raise InvalidRequestError.of_field(
+            "space.encoders", f"leave no device of {request.space.max_devices} for engines"
+        )
+    return left
 
 
 def _layouts(request: ServingSearchRequest, device: str) -> list[ParallelLayout]:

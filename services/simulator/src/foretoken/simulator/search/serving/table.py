@@ -10,7 +10,7 @@ from foretoken.simulator.search.pareto import pareto_front
 from foretoken.simulator.search.serving.engine_answer import EngineAnswer
 from foretoken.simulator.search.serving.points import Points
 from foretoken.simulator.search.serving.rank import Figures
-from foretoken.simulator.search.serving.space import SearchSpace
+from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
 
 _US_PER_MS = 1000.0
 
@@ -23,7 +23,6 @@ def build_table(
     The fronts are of all that fit in memory, whether or not they meet the targets.
     """
     kinds = [answer.kind for answer in answers]
-    layouts = [kind.layout for kind in kinds]
     has_prefill = points.prefill_kind >= 0
     tpot_ms, ttft_ms = points.tpot_us / _US_PER_MS, points.ttft_us / _US_PER_MS
     runs = points.rate_rps[0] > 0
@@ -43,16 +42,11 @@ def build_table(
         num_idle_devices=figures.num_idle,
         num_counted_devices=figures.num_counted,
         replicas=points.replicas,
-        tp=_pick([layout.tp for layout in layouts], points.kind),
-        pp=_pick([layout.pp for layout in layouts], points.kind),
-        dp=_pick([layout.dp for layout in layouts], points.kind),
-        ep=_pick([layout.ep for layout in layouts], points.kind),
+        **_degrees(points, kinds),
         batch_size=points.batch,
         num_batched_tokens=points.step_limit,
+        encoders=points.encoders,
         prefill_replicas=points.prefill_replicas,
-        prefill_tp=_pick([layout.tp for layout in layouts], points.prefill_kind) * has_prefill,
-        prefill_pp=_pick([layout.pp for layout in layouts], points.prefill_kind) * has_prefill,
-        prefill_ep=_pick([layout.ep for layout in layouts], points.prefill_kind) * has_prefill,
         prefill_batch_size=points.prefill_batch,
         ttft_ms=ttft_ms[0],
         ttft_low_ms=ttft_ms.min(axis=0),
@@ -75,6 +69,19 @@ def build_table(
         is_pareto_user=pareto_front(figures.tps_per_gpu[0], -per_user, runs),
         is_pareto_cost=pareto_front(-tpot_ms[0], cost, runs & (cost > 0)),
     )
+
+
+def _degrees(points: Points, kinds: Sequence[EngineKind]) -> dict[str, np.ndarray]:
+    """Return the degrees of each point's engines; those of prefill are 0 where there is none."""
+    found = {}
+    for prefix, numbers, axes in (
+        ("", points.kind, ("tp", "pp", "dp", "ep")),
+        ("prefill_", points.prefill_kind, ("tp", "pp", "ep")),
+    ):
+        for axis in axes:
+            degrees = _pick([kind.layout.degree(axis) for kind in kinds], numbers)
+            found[f"{prefix}{axis}"] = degrees * (numbers >= 0)
+    return found
 
 
 def name_of(points: Points, row: int, answers: Sequence[EngineAnswer], space: SearchSpace) -> str:
@@ -105,19 +112,21 @@ def _names(points: Points, answers: Sequence[EngineAnswer], space: SearchSpace) 
         points.prefill_replicas.tolist(),
         points.prefill_batch.tolist(),
         points.prefill_limit.tolist(),
+        points.encoders.tolist(),
         strict=True,
     )
     names = []
-    for kind, first, router, num, batch, limit, num_first, first_batch, first_limit in rows:
+    for kind, first, router, num, batch, limit, num_first, first_batch, first_limit, eyes in rows:
+        before = f"{eyes} x encoder + " if eyes else ""
         tail = extras[kind] + routers[router]
         if first < 0:
             chunk = f" c{limit}" if has_limits else ""
-            names.append(f"{num} x {parts[kind]} b{batch}{chunk}{tail}")
+            names.append(f"{before}{num} x {parts[kind]} b{batch}{chunk}{tail}")
             continue
         chunk = f" c{first_limit}" if has_limits else ""
         other = extras[first] if extras[first] != extras[kind] else ""
         names.append(
-            f"{num_first} x {parts[first]} b{first_batch}{chunk}{other}"
+            f"{before}{num_first} x {parts[first]} b{first_batch}{chunk}{other}"
             f" + {num} x {parts[kind]} b{batch}{tail}"
         )
     return np.array(names, dtype=object)
