@@ -149,16 +149,7 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
         replace(scenario.engine.with_rules(text), profile=profile).resolve(find_device(device))
         for profile, device, text in product(profiles, devices, space.rules or ("",))
     ]
-    schemes = [
-        settle_quantization(name, scenario.model.quantization, scenario.dtype)
-        for name in space.quantizations or (scenario.quantization,)
-    ]
-    for device, engine, quantization in product(
-        devices,
-        dict.fromkeys(profile.engine for profile in resolved),
-        schemes,
-    ):
-        executed_quantization(quantization, find_device(device), engine)
+    schemes = _schemes(request, devices, resolved)
     speculations = tuple(dict.fromkeys(space.speculations or ("",)))
     encoders = _encoders(request)
     kinds = [
@@ -175,7 +166,7 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
         for encodes_apart in dict.fromkeys(count > 0 for count in encoders)
         for device in devices
         for profile in dict.fromkeys(profiles)
-        for quantization in dict.fromkeys(schemes)
+        for quantization in schemes
         for speculation in speculations
         for rules in dict.fromkeys(space.rules or ("",))
         for layout in _layouts(request, device)
@@ -192,6 +183,24 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
         num_same_kinds=len(kinds) - len(distinct),
         encoders=encoders,
     )
+
+
+def _schemes(
+    request: ServingSearchRequest, devices: Sequence[str], resolved: Sequence[EngineProfile]
+) -> tuple[str, ...]:
+    """Return the formats of the weights, all of which every engine runs on every device."""
+    scenario = request.scenario
+    schemes = [
+        settle_quantization(name, scenario.model.quantization, scenario.dtype)
+        for name in request.space.quantizations or (scenario.quantization,)
+    ]
+    for device, engine, quantization in product(
+        devices,
+        dict.fromkeys(profile.engine for profile in resolved),
+        schemes,
+    ):
+        executed_quantization(quantization, find_device(device), engine)
+    return tuple(dict.fromkeys(schemes))
 
 
 def _encoders(request: ServingSearchRequest) -> tuple[int, ...]:
