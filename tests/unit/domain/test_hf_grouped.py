@@ -258,7 +258,8 @@ _BUILT = (
     *("hyperclovax", "iquestcoder", "jais2", "kolibri1", "mellum", "nanochat", "olmo"),
     *("sarvam_moe", "vaultgemma"),
     *("axk1", "bamba", "falcon_h1", "laguna", "lfm2", "lfm2_moe", "minicpm3", "olmo_hybrid"),
-    *("sarvam_mla", "youtu"),
+    *("codegen", "falcon", "gpt_bigcode", "gptj", "lara_mini", "opt", "sarvam_mla"),
+    "youtu",
     *_SEEING,
 )
 # What these classes have no default for.
@@ -269,6 +270,7 @@ _MISSING = {
     "dots1": _ROUTED,
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
+    "lara_mini": {"layer_types": ["linear_attention", "sliding_attention"] * 4},
     "lfm2": {"layer_types": _CONVOLVED},
     "lfm2_moe": {"layer_types": _CONVOLVED},
 }

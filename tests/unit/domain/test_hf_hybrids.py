@@ -110,6 +110,39 @@ def test_longcat_has_its_experts_between_two_sublayers() -> None:
         _read("longcat_flash", {**_LONGCAT, "ffn_hidden_size": 0})
 
 
+def test_falcon_40b_has_the_published_parameters_and_8_heads_of_keys() -> None:
+    config = {
+        "hidden_size": 8192,
+        "num_attention_heads": 128,
+        "num_kv_heads": 8,
+        "num_hidden_layers": 60,
+        "vocab_size": 65024,
+        "new_decoder_architecture": True,
+        "parallel_attn": True,
+    }
+    model = _read("falcon", config)
+    assert 41.3 == pytest.approx(count_parameters(model).total / 1e9, rel=0.005)
+    assert 8 == model.num_kv_heads
+    assert 1 == _read("falcon", {**config, "new_decoder_architecture": False}).num_kv_heads
+    with pytest.raises(InvalidRequestError, match="alibi"):
+        _read("falcon", {**config, "alibi": True})
+
+
+def test_dbrx_has_the_published_parameters() -> None:
+    """Its card: 132 billion, 36 active."""
+    config = {
+        "d_model": 6144,
+        "n_heads": 48,
+        "n_layers": 40,
+        "max_seq_len": 32768,
+        "vocab_size": 100352,
+        "attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 500000},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    }
+    count = count_parameters(_read("dbrx", config))
+    assert pytest.approx([132e9, 36e9], rel=0.015) == [count.total, count.active_total]
+
+
 def test_internvl_chat_names_its_text_model_by_a_key_of_its_own() -> None:
     text = {
         "model_type": "qwen2",

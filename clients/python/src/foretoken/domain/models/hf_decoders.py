@@ -260,13 +260,79 @@ def _gpt2(reader: ConfigReader) -> Fields:
     }
 
 
+def _gpt_bigcode(reader: ConfigReader) -> Fields:
+    """Read StarCoder, whose heads may share keys and values."""
+    num_kv_heads = 1 if reader.flag("multi_query", default=True) else reader.integer("n_head")
+    reader.require("add_cross_attention", default=False, allowed=False)
+    reader.ignore("attention_softmax_in_fp32", "num_key_value_heads", "inference_runner")
+    reader.ignore("pre_allocate_kv_cache", "validate_runner_input", "max_sequence_length")
+    return {**_gpt2(reader), "num_kv_heads": num_kv_heads}
+
+
+def _gptj(reader: ConfigReader) -> Fields:
+    """Read GPT-J and CodeGen; biases of their MLPs are not counted."""
+    reader.ignore("rotary_dim", "rotary")
+    own = {"position": "rope", "has_bias": False, "has_parallel_residual": True}
+    is_tied = reader.flag("tie_word_embeddings", default=False)
+    return {**_gpt2(reader), **own, "has_tied_embedding": is_tied}
+
+
+def _falcon(reader: ConfigReader) -> Fields:
+    """Read Falcon and Falcon 2: one head of keys and values, or groups in the newer layers."""
+    reader.require("alibi", default=False, allowed=False)
+    reader.require("parallel_attn", default=True, allowed=True)
+    hidden, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
+    groups = reader.optional("num_kv_heads", num_heads)
+    is_grouped = reader.flag("new_decoder_architecture", default=False)
+    is_shared = reader.flag("multi_query", default=True) and not is_grouped
+    # The norms of a layer.
+    reader.ignore("num_ln_in_parallel_attn", "apply_residual_connection_post_layernorm")
+    return {
+        "num_layers": reader.integer("num_hidden_layers"),
+        "hidden": hidden,
+        "num_heads": num_heads,
+        "num_kv_heads": 1 if is_shared else groups,
+        "head_dim": hidden // num_heads,
+        "intermediate": reader.optional("ffn_hidden_size", 4 * hidden),
+        "vocab": reader.integer("vocab_size"),
+        "max_position": reader.optional("max_position_embeddings", 2048),
+        "activation": reader.activation("activation", default="gelu"),
+        "is_gated": False,
+        "norm": "layer_norm",
+        "has_bias": reader.flag("bias", default=False),
+        "has_parallel_residual": True,
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
+    }
+
+
+def _opt(reader: ConfigReader) -> Fields:
+    reader.rename({"ffn_dim": "intermediate_size", "activation_function": "hidden_act"})
+    hidden = reader.integer("hidden_size")
+    reader.require("do_layer_norm_before", default=True, allowed=True)
+    reader.require("word_embed_proj_dim", default=hidden, allowed=hidden)
+    reader.require("layer_norm_elementwise_affine", default=True, allowed=True)
+    reader.ignore("layerdrop", "_remove_final_layer_norm")
+    return {
+        **read_decoder(reader),
+        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
+        "is_gated": False,
+        "norm": "layer_norm",
+        "position": "learned",
+        "has_bias": reader.flag("enable_bias", default=True),
+    }
+
+
 DECODERS: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    "codegen": _gptj,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "falcon": _falcon,
     "gemma": _gemma,
     "gpt2": _gpt2,
+    "gpt_bigcode": _gpt_bigcode,
     "gpt_neox": _classic,
     "gpt_oss": _gpt_oss,
+    "gptj": _gptj,
     "internlm": _internlm,
     "internlm2": _internlm,
     "kimi_k2": _deepseek,
@@ -274,6 +340,7 @@ DECODERS: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "mimo": _mimo,
     "mistral": _mistral,
     "mixtral": _mixtral,
+    "opt": _opt,
     "phi": _phi,
     "qwen": _qwen,
     "qwen2": _qwen2,

@@ -118,6 +118,21 @@ def _types(reader: ConfigReader, num_layers: int, known: Sequence[str]) -> Seque
     return types or [known[-1]] * num_layers
 
 
+def _lara(reader: ConfigReader) -> Fields:
+    """Read Lara: gated delta nets, and attention over all tokens or windows, with experts."""
+    num_layers = reader.integer("num_hidden_layers")
+    types = _types(reader, num_layers, ("linear_attention", "sliding_attention", "full_attention"))
+    full = read_attention(reader, qk_norm=1)
+    mixers = {
+        "linear_attention": read_gated_delta(reader),
+        "sliding_attention": full.changed(window=reader.integer("sliding_window")),
+        "full_attention": full,
+    }
+    shared = reader.optional("shared_expert_intermediate_size", 0)
+    experts = read_experts(reader, shared_intermediate=shared)
+    return {**read_trunk(reader), **compose([(mixers[kind], experts) for kind in types])}
+
+
 def _lfm2(reader: ConfigReader) -> Fields:
     """Read LFM2: short convolutions, and attention in some layers."""
     num_layers = reader.integer("num_hidden_layers")
@@ -169,6 +184,7 @@ def _lfm2_halves(reader: ConfigReader, num_layers: int) -> list[LayerPart]:
 HYBRIDS: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
+    "lara_mini": _lara,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
     "olmo_hybrid": _olmo_hybrid,

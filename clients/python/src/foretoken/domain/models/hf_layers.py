@@ -84,6 +84,32 @@ def _longcat(reader: ConfigReader) -> Fields:
     return {**read_trunk(reader), **compose(layer * reader.integer("num_hidden_layers"))}
 
 
+def _dbrx(reader: ConfigReader) -> Fields:
+    """Read DBRX, which has its attention and its experts in sections of their own."""
+    reader.rename(
+        {
+            "d_model": "hidden_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "max_seq_len": "max_position_embeddings",
+        }
+    )
+    reader.ignore("emb_pdrop")
+    attn, ffn = reader.section("attn_config"), reader.section("ffn_config")
+    attn.ignore("clip_qkv", "attn_pdrop")
+    attention = read_attention(reader, num_kv_heads=attn.integer("kv_n_heads"))
+    ffn.ignore("ffn_act_fn", "moe_jitter_eps", "moe_loss_weight", "uniform_expert_assignment")
+    ffn.ignore("moe_normalize_expert_weights", "hidden_size")
+    dims = {
+        "num_experts": ffn.integer("moe_num_experts"),
+        "top_k": ffn.integer("moe_top_k"),
+        "intermediate": ffn.integer("ffn_hidden_size"),
+    }
+    experts = LayerPart(kind="experts", dims=dims)
+    layers = [(attention, experts)] * reader.integer("num_hidden_layers")
+    return {**read_trunk(reader), "norm": "layer_norm", **compose(layers)}
+
+
 def _laguna(reader: ConfigReader) -> Fields:
     """Read Laguna, whose layers have heads of their own, some of them in windows."""
     num_layers = reader.integer("num_hidden_layers")
@@ -329,6 +355,7 @@ def _mimo_v2(reader: ConfigReader) -> Fields:
 
 LAYERED: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "axk1": _latent,
+    "dbrx": _dbrx,
     "deepseek_ref": _deepseek_v4,
     "deepseek_v32": _sparse_latent,
     "deepseek_v4": _deepseek_v4,

@@ -24,6 +24,8 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu",
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
+    # With a product more than the maximum alone.
+    "relu": "relu2",
     "relu2": "relu2",
     # As many products an element as the square has.
     "xielu": "relu2",
