@@ -110,6 +110,26 @@ def test_longcat_has_its_experts_between_two_sublayers() -> None:
         _read("longcat_flash", {**_LONGCAT, "ffn_hidden_size": 0})
 
 
+def test_mamba2_keeps_a_state_of_a_request_and_nothing_of_a_token() -> None:
+    config = {
+        "hidden_size": 4096,
+        "num_hidden_layers": 64,
+        "vocab_size": 32768,
+        "num_heads": 128,
+        "head_dim": 64,
+        "state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+    }
+    model = _read("mamba2", config)
+    assert "64*mamba" == model.pattern
+    mamba = model.layers[0].mixer
+    assert mamba is not None
+    state = state_of(mamba)
+    # 128 heads of 64 x 128 in 32 bits; three inputs of 10,240 channels in 16.
+    assert (0, 4 * 128 * 64 * 128 + 3 * 10240 * 2) == (state.token_elements, state.request_bytes)
+
+
 def test_falcon_40b_has_the_published_parameters_and_8_heads_of_keys() -> None:
     config = {
         "hidden_size": 8192,

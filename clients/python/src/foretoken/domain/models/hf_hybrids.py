@@ -76,6 +76,8 @@ def _bamba(reader: ConfigReader) -> Fields:
     return {**read_trunk(reader), **compose(halves)}
 
 
+# Tokens of a model that takes any number.
+_ANY_LENGTH = 2**20
 # Factors of Falcon-H1's products.
 _MULTIPLIERS = (
     *("lm_head_multiplier", "mlp_multipliers", "key_multiplier", "attention_out_multiplier"),
@@ -118,6 +120,19 @@ def _types(reader: ConfigReader, num_layers: int, known: Sequence[str]) -> Seque
     return types or [known[-1]] * num_layers
 
 
+def _pure_mamba2(reader: ConfigReader) -> Fields:
+    """Read Mamba2, whose layers have no attention and no feed-forward half."""
+    reader.rename({"num_heads": "mamba_n_heads", "head_dim": "mamba_d_head"})
+    reader.rename({"n_groups": "mamba_n_groups", "state_size": "mamba_d_state"})
+    reader.rename({"conv_kernel": "mamba_d_conv", "use_bias": "mamba_proj_bias"})
+    reader.rename({"use_conv_bias": "mamba_conv_bias", "chunk_size": "mamba_chunk_size"})
+    reader.ignore("expand", "rms_norm")
+    # Nothing of it depends on how long a sequence is.
+    reader.assume({"max_position_embeddings": _ANY_LENGTH})
+    layers: list[Halves] = [(read_mamba2(reader), None)] * reader.integer("num_hidden_layers")
+    return {**read_trunk(reader), **compose(layers)}
+
+
 def _lara(reader: ConfigReader) -> Fields:
     """Read Lara: gated delta nets, and attention over all tokens or windows, with experts."""
     num_layers = reader.integer("num_hidden_layers")
@@ -134,7 +149,7 @@ def _lara(reader: ConfigReader) -> Fields:
 
 
 def _lfm2(reader: ConfigReader) -> Fields:
-    """Read LFM2: short convolutions, and attention in some layers."""
+    """Read LFM2 and LFM3: short convolutions, and attention in some layers, windows among it."""
     num_layers = reader.integer("num_hidden_layers")
     reader.rename({"block_dim": "hidden_size", "num_heads": "num_attention_heads"})
     reader.assume({"tie_word_embeddings": reader.get("tie_embedding", True)})
@@ -142,7 +157,10 @@ def _lfm2(reader: ConfigReader) -> Fields:
     reader.ignore("conv_dim_out", "conv_use_xavier_init", "block_mlp_init_scale", "block_norm_eps")
     reader.ignore("block_out_init_scale", "block_use_swiglu", "block_use_xavier_init", "theta")
     reader.ignore("use_pos_enc", "use_expert_bias", "block_ff_dim")
-    attention = read_attention(reader, qk_norm=1)
+    reader.ignore("use_sandwich_norm")
+    # A gate for every head.
+    gate = 2 * reader.flag("use_attention_gate", default=False)
+    attention = read_attention(reader, qk_norm=1, gate=gate)
     conv = LayerPart(
         kind="short_conv",
         dims={
@@ -151,15 +169,15 @@ def _lfm2(reader: ConfigReader) -> Fields:
             "has_bias": int(reader.flag("conv_bias", default=False)),
         },
     )
+    windowed = attention.changed(window=reader.optional("sliding_window", 0))
+    mixer_of = {"conv": conv, "full_attention": attention, "sliding_attention": windowed}
     full = reader.get("full_attn_idxs")
-    sees_all = [layer in full for layer in range(num_layers)] if isinstance(full, list) else []
-    types = reader.names("layer_types", num_layers, ("conv", "full_attention"))
-    if types:
-        sees_all = [kind == "full_attention" for kind in types]
-    if not sees_all:
+    types = reader.names("layer_types", num_layers, tuple(mixer_of))
+    if types is None and isinstance(full, list):
+        types = ["full_attention" if layer in full else "conv" for layer in range(num_layers)]
+    if types is None:
         reader.refuse("layer_types", "required where full_attn_idxs is missing")
-        sees_all = [True] * num_layers
-    mixers = [attention if is_full else conv for is_full in sees_all]
+    mixers = [mixer_of[kind] for kind in types or ["conv"] * num_layers]
     halves = _lfm2_halves(reader, num_layers)
     return {**read_trunk(reader), **compose(list(zip(mixers, halves, strict=True)))}
 
@@ -187,5 +205,7 @@ HYBRIDS: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "lara_mini": _lara,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
+    "lfm3": _lfm2,
+    "mamba2": _pure_mamba2,
     "olmo_hybrid": _olmo_hybrid,
 }

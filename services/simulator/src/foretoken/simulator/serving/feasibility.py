@@ -14,13 +14,21 @@ from foretoken.domain.lowering.graph import (
     Section,
 )
 from foretoken.domain.lowering.lower import check_layout, lower_rank
-from foretoken.domain.lowering.memory import ServingMemory, add_draft, plan_serving_memory
+from foretoken.domain.lowering.memory import (
+    UNLIMITED_BLOCKS,
+    ServingMemory,
+    add_draft,
+    plan_serving_memory,
+)
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
 from foretoken.simulator.serving.draft import draft_scenario
+
+# More than requests under way have, and little enough to be kept one by one.
+_MOST_BLOCKS = 2**20
 
 
 def judge_feasibility(
@@ -62,10 +70,14 @@ def judge_feasibility(
 def count_kv_blocks(
     scenario: ServingScenario, engine: EngineProfile, memories: Sequence[ServingMemory]
 ) -> int:
-    """Return the blocks of an engine's KV cache: as many as the fullest stage has room for."""
+    """Return the blocks of an engine's KV cache: as many as the fullest stage has room for.
+
+    A model that keeps nothing of a token has room for any number, and gets `_MOST_BLOCKS`.
+    """
     if scenario.engine.num_kv_blocks:
         return scenario.engine.num_kv_blocks
-    return min(memory.num_kv_blocks(engine.block_size) for memory in memories)
+    least = min(memory.num_kv_blocks(engine.block_size) for memory in memories)
+    return _MOST_BLOCKS if least >= UNLIMITED_BLOCKS else least
 
 
 def plan_memories(
@@ -110,7 +122,7 @@ def place_tiers(scenario: ServingScenario, kept_bytes: float) -> tuple[KvTier, .
     tiers = scenario.engine.kv_tiers
     if not any(tier.is_shared for tier in tiers):
         return tiers
-    whole_bytes = whole_memory(scenario).kv_bytes_per_token
+    whole_bytes = max(whole_memory(scenario).kv_bytes_per_token, 1.0)
     return tuple(
         replace(tier, capacity_bytes=max(int(tier.capacity_bytes * kept_bytes / whole_bytes), 1))
         for tier in tiers
