@@ -25,7 +25,7 @@ from foretoken.domain.requests.cluster import (
 )
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.workload import ImageSpec, LengthSpec, WorkloadSpec
 from foretoken.simulator.launch.deployment import LaunchOptions, write_deployment
 from foretoken.simulator.launch.files import render_scenario, write_files
 
@@ -100,6 +100,7 @@ _OPTIONS: Mapping[str, str] = {
         disaggregation-bootstrap-port enable-lora max-loras-per-batch max-lora-rank
         lora-target-modules speculative-algorithm speculative-num-draft-tokens
         speculative-num-steps speculative-eagle-topk speculative-draft-model-path
+        encoder-only language-only encoder-urls
     """,
     "sglang_router.launch_router": """
         host port policy worker-startup-timeout-secs worker-urls pd-disaggregation prefill decode
@@ -187,6 +188,56 @@ def test_the_router_knows_every_replica_by_its_role(tmp_path: Path) -> None:
 
 
 _ROLES = ("--prefill", "--decode")
+
+
+def _sees(**changes: Any) -> ServingScenario:
+    pools = (
+        ReplicaPool(name="eyes", role="encoder", num_replicas=2),
+        ReplicaPool(name="language", layout=ParallelLayout(tp=4)),
+    )
+    workload = dataclasses.replace(_PLAIN.workload, images=ImageSpec())
+    return dataclasses.replace(
+        _PLAIN,
+        **{
+            "model": find_model("qwen2.5-vl-72b"),
+            "quantization": "",
+            "engine": EngineSpec(profile="sglang-0.5"),
+            "workload": workload,
+            "cluster": ClusterSpec(pools=pools),
+            **changes,
+        },
+    )
+
+
+def test_language_servers_know_every_encoder(tmp_path: Path) -> None:
+    write_deployment(_sees(), tmp_path)
+    commands = _commands(tmp_path)
+    assert "--encoder-only" in commands["eyes"]
+    assert "--language-only" in commands["language"]
+    first = commands["language"].index("--encoder-urls") + 1
+    urls = ["http://eyes-0.eyes:8000", "http://eyes-1.eyes:8000"]
+    assert urls == commands["language"][first : first + 2]
+    # One replica answers, so nothing stands before it but what encodes.
+    assert {"eyes", "language"} == set(commands)
+
+
+def test_what_decodes_is_sent_no_images(tmp_path: Path) -> None:
+    pools = (
+        ReplicaPool(name="eyes", role="encoder"),
+        ReplicaPool(name="prompts", role="prefill", layout=ParallelLayout(tp=4)),
+        ReplicaPool(name="answers", role="decode", layout=ParallelLayout(tp=4)),
+    )
+    write_deployment(_sees(cluster=ClusterSpec(pools=pools)), tmp_path)
+    commands = _commands(tmp_path)
+    assert "http://eyes-0.eyes:8000" == _option(commands["prompts"], "encoder-urls")
+    assert "--language-only" not in commands["answers"]
+    assert not any("eyes" in word for word in commands["router"])
+
+
+def test_encoders_are_written_for_servers_that_have_them(tmp_path: Path) -> None:
+    scenario = _sees(engine=EngineSpec(profile="vllm-0.31"))
+    with pytest.raises(InvalidRequestError, match="written for SGLang alone"):
+        write_deployment(scenario, tmp_path)
 
 
 def test_pools_of_different_devices_ask_for_theirs(tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ def test_what_no_files_are_written_for_is_not_proposed_where_they_are_wanted() -
     apart = table.encoders == 1
     assert {"engine"} == set(table.verdict[apart].tolist())
     assert "no files are written for vllm" in table.reason[apart][0]
+    table = _run(_request(0, 1, server="sglang", profile="sglang-0.5.20")).candidates
+    assert {"ok"} == set(table.verdict.tolist())
 
 
 def test_encoders_need_images_and_devices_besides_their_own() -> None:

@@ -9,7 +9,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.requests.cluster import ReplicaPool
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.cluster.fleet import pool_scenarios
+from foretoken.simulator.cluster.fleet import encoder_scenario, pool_scenarios
 from foretoken.simulator.launch.files import (
     render,
     render_manifests,
@@ -23,6 +23,7 @@ from foretoken.simulator.launch.server import (
     Launch,
     LaunchPool,
     ServingEngine,
+    all_servers,
     find_server,
     find_server_of,
     hub_name,
@@ -70,7 +71,7 @@ def write_deployment(
     started = _started(pools, launches, router)
     scenario_text = render_scenario(scenario)
     about = {
-        "entry": "router" if router else pools[0].pool.name,
+        "entry": "router" if router else pools[-1].pool.name,
         "image": options.measure_image,
         "port": SERVER_PORT,
     }
@@ -98,13 +99,19 @@ def write_deployment(
 
 def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> None:
     """Refuse what the server, or the release that the engine's profile is of, cannot do."""
+    roles = {pool.pool.role for pool in pools}
+    encoders = "apart" if "encoder" in roles else "together"
+    if encoders == "apart" and not engine.encodes_apart:
+        others = [server.label for server in all_servers().values() if server.encodes_apart]
+        why = f"files for encoders apart are written for {' and '.join(others)} alone"
+        raise InvalidRequestError.of_field("cluster.pools", why)
     for pool in pools:
-        mode = "aggregated" if pool.pool.role == "aggregated" else "disaggregated"
+        mode = "disaggregated" if "prefill" in roles else "aggregated"
         profile = pool.scenario.resolve_engine()
         bound = EngineBound(name=engine.name, can=engine.can)
         if profile.engine == engine.name:
             bound = EngineBound(name=profile.name, can=profile.can)
-        if lacks := list_engine_lacks(pool.scenario, mode, bound):
+        if lacks := list_engine_lacks(pool.scenario, mode, bound, encoders):
             raise InvalidRequestError.of_violations(lacks)
 
 
@@ -116,21 +123,33 @@ def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[Launc
         layout = replace(scenario.layout, dp=scenario.layout.dp // num_replicas)
         parts: Sequence[ServingScenario] = [replace(scenario, layout=layout)]
     else:
-        if scenario.cluster.encoders is not None:
-            why = "files are not written for replicas of role encoder yet: leave their pool out"
-            raise InvalidRequestError.of_field("cluster.pools", why)
-        declared, parts = scenario.cluster.pools, pool_scenarios(scenario)
+        declared, parts = scenario.cluster.engine_pools, pool_scenarios(scenario)
+        encoders, encoder = scenario.cluster.encoders, encoder_scenario(scenario)
+        if encoders is not None and encoder is not None:
+            declared, parts = (encoders, *declared), (encoder, *parts)
     plan = resolve_workload(scenario.workload, scenario.slo_classes, scenario.seed)
     longest = int((plan.num_prefill_tokens + plan.num_decode_tokens).max())
     rounded = -(-longest // _TOKENS_ROUNDED_TO) * _TOKENS_ROUNDED_TO
+    named = [replace(pool, name=_dns_name(pool.name)) for pool in declared]
+    urls = tuple(url for pool in named if pool.role == "encoder" for url in _urls_of(pool))
     return [
         LaunchPool(
-            pool=replace(pool, name=_dns_name(pool.name)),
+            pool=pool,
             scenario=part,
             model_id=options.model_id or hub_name(scenario.model),
             max_tokens=min(rounded, scenario.model.max_position),
+            # What decodes is sent no images.
+            encoder_urls=urls if pool.role in ("aggregated", "prefill") else (),
         )
-        for pool, part in zip(declared, parts, strict=True)
+        for pool, part in zip(named, parts, strict=True)
+    ]
+
+
+def _urls_of(pool: ReplicaPool) -> list[str]:
+    """Return the addresses of replicas: those of a stateful set have names of their own."""
+    return [
+        f"http://{pool.name}-{index}.{pool.name}:{SERVER_PORT}"
+        for index in range(pool.num_replicas)
     ]
 
 
@@ -139,12 +158,8 @@ def _route(
 ) -> Launch | None:
     """Return the router's start; none before a single replica."""
     urls: dict[str, list[str]] = {}
-    for pool in (pool.pool for pool in pools):
-        # Replicas of a stateful set have names of their own.
-        urls.setdefault(pool.role, []).extend(
-            f"http://{pool.name}-{index}.{pool.name}:{SERVER_PORT}"
-            for index in range(pool.num_replicas)
-        )
+    for pool in (pool.pool for pool in pools if pool.pool.role != "encoder"):
+        urls.setdefault(pool.role, []).extend(_urls_of(pool))
     if sum(map(len, urls.values())) == 1:
         return None
     router = scenario.cluster.routing.router if scenario.cluster else "round_robin"

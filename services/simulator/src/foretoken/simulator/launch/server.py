@@ -50,13 +50,14 @@ class LaunchPool:
     """Replicas that are started alike: `scenario` is that of one of them, without a cluster.
 
     `model_id` is what the server loads: a name on Hugging Face, or a path. No request is longer
-    than `max_tokens`, prompt and answer.
+    than `max_tokens`, prompt and answer. Images are encoded at `encoder_urls` (empty: here).
     """
 
     pool: ReplicaPool
     scenario: ServingScenario
     model_id: str
     max_tokens: int
+    encoder_urls: tuple[str, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -119,6 +120,7 @@ class ServedOptions:
     drafts: str = ""
     num_draft_tokens: int = 0
     draft_model: str = ""
+    encoder_urls: tuple[str, ...] = ()
 
     @classmethod
     def of_pool(cls, pool: LaunchPool) -> "ServedOptions":
@@ -144,6 +146,7 @@ class ServedOptions:
                 else None
             ),
             role=pool.pool.role,
+            encoder_urls=pool.encoder_urls,
             max_loras=lora.max_loaded if lora else 0,
             num_loras=max(lora.num_adapters, lora.max_loaded) if lora else 0,
             lora_rank=lora.rank if lora else 0,
@@ -232,7 +235,8 @@ class ServingEngine(Protocol):
     """What a module of `engines/` offers as its `ENGINE`.
 
     `name` is that of profiles and of `foretoken collect --server`, `label` its own. `profile` is
-    the engine profile of the newest release that files are written for.
+    the engine profile of the newest release that files are written for. With `encodes_apart` they
+    are for encoders of images apart, too.
     """
 
     name: ClassVar[str]
@@ -240,6 +244,7 @@ class ServingEngine(Protocol):
     profile: ClassVar[str]
     options: ClassVar[OptionMap]
     router: ClassVar[Router]
+    encodes_apart: ClassVar[bool] = False
 
     @property
     def can(self) -> EngineCapabilities:
@@ -265,7 +270,8 @@ class ServingEngine(Protocol):
             f"drafts come from the model's own {drafts}; for EAGLE name its checkpoint": (
                 served.drafts == "layers"
             ),
-            "KV caches move by NIXL, which must be in the image": served.role != "aggregated",
+            "KV caches move by NIXL, which must be in the image": served.role
+            in ("prefill", "decode"),
         }
         return [remark for remark, is_said in remarks.items() if is_said]
 

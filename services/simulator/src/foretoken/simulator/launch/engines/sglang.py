@@ -1,7 +1,7 @@
 """SGLang's server, and its router.
 
-Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,router,lora}.md`
-(options of 0.5).
+Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,router,lora}.md` and
+`epd_disaggregation.md` (options of 0.5).
 """
 
 from dataclasses import replace
@@ -92,13 +92,27 @@ def _write_windows(served: ServedOptions) -> Options:
 
 
 def _write_role(served: ServedOptions) -> Options:
-    if served.role == "aggregated":
+    if served.role not in ("prefill", "decode"):
         return {}
     return {
         "disaggregation-mode": served.role,
         "disaggregation-transfer-backend": "nixl",
         "disaggregation-bootstrap-port": _BOOTSTRAP_PORT if served.role == "prefill" else None,
     }
+
+
+def _write_encoders(served: ServedOptions) -> Options:
+    if served.role == "encoder":
+        return {"encoder-only": True}
+    urls = served.encoder_urls
+    return {"language-only": True, "encoder-urls": urls} if urls else {}
+
+
+def _read_encoders(options: Options) -> Fields:
+    if "encoder-only" in options:
+        return {"role": "encoder"}
+    urls = options.get("encoder-urls", ())
+    return {"encoder_urls": (urls,) if isinstance(urls, str) else tuple(urls)}
 
 
 def _write_adapters(served: ServedOptions) -> Options:
@@ -154,6 +168,7 @@ class SglangEngine(ServingEngine):
     name = "sglang"
     label = "SGLang"
     profile = "sglang-0.5"
+    encodes_apart = True
     options = OptionMap(
         links=(
             value("model_id", "model-path", str, aliases=("model",)),
@@ -236,6 +251,11 @@ class SglangEngine(ServingEngine):
                 ),
                 write=_write_role,
                 read=lambda options: {"role": options.get("disaggregation-mode", "aggregated")},
+            ),
+            Link(
+                flags=("encoder-only", "language-only", "encoder-urls"),
+                write=_write_encoders,
+                read=_read_encoders,
             ),
             Link(
                 flags=(

@@ -94,8 +94,8 @@ class EngineKind:
         lacks = [
             lack for bound in bounds for lack in list_engine_lacks(replica, mode, bound, encoders)
         ]
-        if self.server and self.encodes_apart:
-            why = f"no files are written for {self.server} with encoders apart yet"
+        if self.server and self.encodes_apart and not find_server(self.server).encodes_apart:
+            why = f"no files are written for {self.server} with encoders apart"
             lacks.append(FieldViolation("space.encoders", why))
         lacks += list_speculation_lacks(replica)
         return InvalidRequestError.of_violations(lacks).message
