@@ -36,10 +36,12 @@ _TYPES = {
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "gemma4_unified": "gemma4_text",
+    "idefics3": "llama",
     "internvl": "qwen2",
     "internvl_chat": "qwen2",
     "kimi_k25": "deepseek_v3",
     "kimi_k3": "kimi_linear",
+    "lfm2_vl": "lfm2",
     "llama4": "llama4_text",
     "llava": "llama",
     "llava_next": "llama",
@@ -52,16 +54,24 @@ _TYPES = {
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "smolvlm": "llama",
 }
 
 
 # Models whose projector is as wide inside as the text model.
 _INTO_TEXT = ("internvl", "internvl_chat", "llava", "llava_next", "llava_onevision")
+# Those whose projector is one product.
+_INTO_ONE = ("idefics3", "smolvlm")
+_TILED = (*_INTO_TEXT, *_INTO_ONE, "lfm2_vl")
 
 
 def _tiled(reader: ConfigReader) -> None:
-    """Take the keys of InternVL and LLaVA, whose images are tiles of one size."""
-    reader.rename({"llm_config": "text_config"})
+    """Take the keys of InternVL, LLaVA and others, whose images are tiles of one size."""
+    reader.rename({"llm_config": "text_config", "downsample_factor": "scale_factor"})
+    reader.require("projector_bias", default=True, allowed=True)
+    reader.ignore("projector_use_layernorm", "max_image_tokens", "min_image_tokens", "max_tiles")
+    reader.ignore("min_tiles", "tile_size", "max_pixels_tolerance", "do_image_splitting")
+    reader.ignore("encoder_patch_size", "use_image_special_tokens")
     reader.ignore("dynamic_image_size", "force_image_size", "max_dynamic_patch", "ps_version")
     reader.ignore("min_dynamic_patch", "pad2square", "select_layer", "template", "use_thumbnail")
     reader.ignore("use_backbone_lora", "use_llm_lora", "image_fold", "vision_aspect_ratio")
@@ -69,17 +79,19 @@ def _tiled(reader: ConfigReader) -> None:
 
 def _of_tiles(reader: ConfigReader, encoder: LayerPart, hidden: int) -> LayerPart:
     """Return the encoder of these models: of images, or tiles of them, all of one size."""
-    vision = reader.get("vision_config")
-    side = ConfigReader(vision if isinstance(vision, Mapping) else {}).alike("image_size", 0)
-    positions = (side // encoder["patch_side"]) ** 2
-    is_whole = reader.get("model_type") == "llava"
-    most = reader.optional("image_seq_length", 576) if is_whole else 0
+    config, model_type = reader.get("vision_config"), reader.get("model_type")
+    vision = ConfigReader(config if isinstance(config, Mapping) else {})
+    side = vision.alike("image_size", 0)
+    positions = vision.optional("num_patches", (side // encoder["patch_side"]) ** 2)
+    most = reader.optional("image_seq_length", 576) if model_type == "llava" else 0
     dims = {"num_positions": positions, "max_image_tokens": most}
-    return encoder.changed(projector_intermediate=hidden, **dims)
+    # LFM2-VL's has a width of its own.
+    middle = hidden if model_type in _INTO_TEXT else reader.optional("projector_hidden_size", 0)
+    return encoder.changed(projector_intermediate=middle, **dims)
 
 
 def _read(model_type: str, reader: ConfigReader) -> Fields:
-    if model_type in _INTO_TEXT:
+    if model_type in _TILED:
         _tiled(reader)
     # Older files have the text model's keys among their own.
     text = reader.section("text_config") if reader.has("text_config") else reader
@@ -93,7 +105,7 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
     extras = fields.get("extras", ())
     if vision:
         encoder = _encoder(reader, vision)
-        if model_type in _INTO_TEXT:
+        if model_type in _TILED:
             encoder = _of_tiles(reader, encoder, fields["hidden"])
         extras = (*extras, encoder)
     is_tied = reader.flag("tie_word_embeddings", default=fields["has_tied_embedding"])
@@ -116,9 +128,9 @@ def _mlp_width(vision: ConfigReader, hidden: int, family: str) -> int:
 
 
 def _shuffled(outer: ConfigReader) -> int:
-    """Return how many patches InternVL's shuffling of pixels makes one of; 1 without it."""
-    ratio = outer.get("downsample_ratio")
-    return round(1 / ratio) ** 2 if isinstance(ratio, float) and 0 < ratio <= 1 else 1
+    """Return how many patches shuffling of pixels makes one of; 1 without it."""
+    ratio, factor = outer.get("downsample_ratio"), outer.optional("scale_factor", 1)
+    return round(1 / ratio) ** 2 if isinstance(ratio, float) and 0 < ratio <= 1 else factor**2
 
 
 def _encoder(outer: ConfigReader, config: object) -> LayerPart:
