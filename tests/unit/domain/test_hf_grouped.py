@@ -260,7 +260,7 @@ _BUILT = (
     *("sarvam_moe", "vaultgemma"),
     *("axk1", "bamba", "falcon_h1", "laguna", "lfm2", "lfm2_moe", "minicpm3", "olmo_hybrid"),
     *("codegen", "falcon", "gpt_bigcode", "gptj", "lara_mini", "opt", "sarvam_mla"),
-    *("lfm3", "mamba2", "youtu"),
+    *("bailing_hybrid", "lfm3", "mamba2", "youtu"),
     *_SEEING,
 )
 # What these classes have no default for.

@@ -131,6 +131,23 @@ def test_lowering_holds_the_weights_that_are_counted(name: str) -> None:
     assert pytest.approx(count_parameters(model).total, rel=2e-3) == lowered
 
 
+@pytest.mark.parametrize(("is_full", "num_columns"), [(0, 3), (1, 5)])
+def test_full_gates_of_delta_attention_are_columns_of_one_product(
+    is_full: int, num_columns: int
+) -> None:
+    """Those of low rank are two products for both gates."""
+    gates = {"has_full_gate": is_full, "has_full_forget_gate": is_full}
+    part = LayerPart(kind="kda", dims={**_PARTS["kda"], **gates})
+    layers = (LayerKind(name="kda", mixer=part),)
+    model = dataclasses.replace(_model("kda"), layers=layers)
+    nodes = {node.role: node for node in _lower(model)}
+    assert num_columns * 32 * 128 + 32 == nodes["recurrent_in_proj"].dims["n"]
+    low = {"recurrent_gate_down_proj", "recurrent_gate_up_proj"}
+    assert (set() if is_full else low) == low & set(nodes)
+    lowered = sum(node.num_weights for node in lower_forward(model, _SHAPE, _OPTIONS))
+    assert pytest.approx(count_parameters(model).total, rel=2e-3) == lowered
+
+
 @pytest.mark.parametrize("name", sorted(_PARTS))
 def test_every_call_has_the_dimensions_of_its_operator(name: str) -> None:
     for degrees in ({}, {"tp": 8}):

@@ -6,14 +6,17 @@ Source: the configuration and modelling files of these models in transformers 5.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from foretoken.domain.models.hf_decoders import Fields
+from foretoken.domain.models.hf_decoders import Fields, prediction_heads
 from foretoken.domain.models.hf_parts import (
     Halves,
     compose,
+    dense_first,
+    latent_dims,
     mlp_of,
     read_attention,
     read_experts,
     read_trunk,
+    shared_width,
 )
 from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.layer import LayerPart
@@ -133,6 +136,43 @@ def _pure_mamba2(reader: ConfigReader) -> Fields:
     return {**read_trunk(reader), **compose(layers)}
 
 
+def _bailing_hybrid(reader: ConfigReader) -> Fields:
+    """Read Ling's hybrids: delta attention with full gates, and latent attention every so often.
+
+    Gates of the latent attention's heads are not counted.
+    """
+    num_layers = reader.integer("num_hidden_layers")
+    reader.rename({"model_max_length": "max_position_embeddings"})
+    period = reader.optional("layer_group_size", 1)
+    kinds = ("linear_attention", "full_attention")
+    types = reader.names("layer_types", num_layers, kinds)
+    sees_all = [(layer + 1) % max(period, 1) == 0 for layer in range(num_layers)]
+    if types:
+        sees_all = [kind == "full_attention" for kind in types]
+    delta = LayerPart(
+        kind="kda",
+        dims={
+            "num_heads": reader.integer("linear_num_heads", "num_attention_heads"),
+            "head_dim": reader.integer("linear_head_dim", "head_dim"),
+            "conv_kernel": reader.integer("linear_conv_kernel_dim", "short_conv_kernel_size"),
+            "has_full_gate": 1,
+            "has_full_forget_gate": 1,
+        },
+    )
+    latent = LayerPart(kind="latent", dims=latent_dims(reader))
+    reader.ignore("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    reader.ignore("short_conv_kernel_size", "kda_lower_bound", "kda_safe_gate")
+    reader.ignore("mtp_loss_scaling_factor")
+    experts = read_experts(reader, shared_intermediate=shared_width(reader))
+    halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
+    mixers = [latent if is_full else delta for is_full in sees_all]
+    return {
+        **read_trunk(reader),
+        **compose(list(zip(mixers, halves, strict=True))),
+        "extras": prediction_heads(reader, "num_nextn_predict_layers"),
+    }
+
+
 def _lara(reader: ConfigReader) -> Fields:
     """Read Lara: gated delta nets, and attention over all tokens or windows, with experts."""
     num_layers = reader.integer("num_hidden_layers")
@@ -200,6 +240,7 @@ def _lfm2_halves(reader: ConfigReader, num_layers: int) -> list[LayerPart]:
 
 
 HYBRIDS: Mapping[str, Callable[[ConfigReader], Fields]] = {
+    "bailing_hybrid": _bailing_hybrid,
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
     "lara_mini": _lara,

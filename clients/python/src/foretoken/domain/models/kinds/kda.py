@@ -30,9 +30,12 @@ from foretoken.domain.models.kinds.spec.recurrent import (
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     width = d["num_heads"] * d["head_dim"]
     low_rank = d["head_dim"] * (model.hidden + width)
-    gate = model.hidden * width if d["has_full_gate"] else low_rank
-    # Queries, keys, values and output; the forget gate of low rank; the output's.
-    yield Weights(total=4 * model.hidden * width + low_rank + gate, part="recurrent")
+    gates = [
+        model.hidden * width if d[full] else low_rank
+        for full in ("has_full_forget_gate", "has_full_gate")
+    ]
+    # Queries, keys, values and output; the forget gate; the output's.
+    yield Weights(total=4 * model.hidden * width + sum(gates), part="recurrent")
     others = model.hidden * d["num_heads"] + d["num_heads"] + width
     yield Weights(total=others + 3 * width * d["conv_kernel"] + d["head_dim"])
 
@@ -46,16 +49,16 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     part, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
     num_heads, head_dim = part["num_heads"], part["head_dim"]
     width, stored = num_heads * head_dim, builder.quantization.weight_of("recurrent")
-    has_full_gate = part["has_full_gate"]
-    # Queries, keys, values, a full gate and the step of each head.
-    dims = {"m": tokens, "n": (3 + has_full_gate) * width + num_heads, "k": hidden}
+    num_full = part["has_full_gate"] + part["has_full_forget_gate"]
+    # Queries, keys, values, full gates and the step of each head.
+    dims = {"m": tokens, "n": (3 + num_full) * width + num_heads, "k": hidden}
     yield from project(builder, "recurrent_in_proj", dims, Partition.COLUMN, stored)
-    # The forget gate, and the output's where it is of low rank too.
-    num_low = 2 - has_full_gate
-    dims = {"m": tokens, "n": num_low * head_dim, "k": hidden}
-    yield from project(builder, "recurrent_gate_down_proj", dims, Partition.REPLICATED, stored)
-    dims = {"m": tokens, "n": num_low * width, "k": head_dim}
-    yield from project(builder, "recurrent_gate_up_proj", dims, Partition.COLUMN, stored)
+    # Those of the forget gate and the output's that are of low rank.
+    if num_low := 2 - num_full:
+        dims = {"m": tokens, "n": num_low * head_dim, "k": hidden}
+        yield from project(builder, "recurrent_gate_down_proj", dims, Partition.REPLICATED, stored)
+        dims = {"m": tokens, "n": num_low * width, "k": head_dim}
+        yield from project(builder, "recurrent_gate_up_proj", dims, Partition.COLUMN, stored)
     convolved = {"channels": 3 * width, "kernel_size": part["conv_kernel"]}
     heads = {"num_heads": num_heads, "head_dim": head_dim}
     yield from lower_recurrent(builder, "kda", heads, convolved)
@@ -71,12 +74,13 @@ KIND = KindSpec(
     place=Place.MIXER,
     summary="Kimi delta attention: linear attention with a recurrent state",
     source="Kimi Linear, 2025, section 3, and its modelling file in transformers 5; Kimi K3's"
-    " config.json (`use_full_rank_gate`)",
+    " config.json (`use_full_rank_gate`); Ling's hybrids in transformers 5",
     dims=(
         KindDim("num_heads", "heads, each with a state", minimum=1),
         KindDim("head_dim", "features of a head", minimum=1),
         CONV_KERNEL,
         KindDim("has_full_gate", "1: the gate of the output is one matrix, 0: of low rank", 0),
+        KindDim("has_full_forget_gate", "1: that of the state is, too", 0),
         STATE_BYTES,
     ),
     weights=_weights,
