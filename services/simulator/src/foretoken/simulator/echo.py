@@ -35,6 +35,11 @@ from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.cluster.fleet import pool_scenarios
 from foretoken.simulator.cost.latency_surfaces import quantization_of
+from foretoken.simulator.validation.published_step import (
+    AskedStep,
+    find_nearest_step,
+    read_published_steps,
+)
 
 Shares = Mapping[str, float]
 
@@ -87,7 +92,8 @@ def echo_training(scenario: TrainingScenario, report: TrainingReport) -> Trainin
     """Return the report of a training step with its echo."""
     shares = report.step_time_ratio_by_provenance
     basis = "the critical stage" if shares else ""
-    echo = _as_trained(Echo(question=describe_training(scenario), basis=basis), scenario, shares)
+    echo = Echo(question=describe_training(scenario), basis=basis)
+    echo = _as_trained(echo, scenario, shares, _asked(scenario))
     return replace(report, echo=_grounded(echo, shares, _trained(scenario, shares)))
 
 
@@ -95,7 +101,7 @@ def echo_run(request: TrainingRunRequest, shares: Shares) -> Echo:
     """Return the echo of a plan of a run; `shares` are those of its simulated step."""
     basis = "its simulated step" if shares else ""
     echo = Echo(question=describe_run(request), basis=basis)
-    echo = _as_trained(echo, request.scenario, shares)
+    echo = _as_trained(echo, request.scenario, shares, _asked(request.scenario))
     return _grounded(echo, shares, _trained(request.scenario, shares))
 
 
@@ -113,7 +119,8 @@ def echo_training_search(
         for layout in _layouts(report.candidates, firsts, scenario.layout)
     ]
     echo = Echo(question=describe_training_search(request), basis=basis)
-    echo = _as_trained(echo, scenario, shares)
+    best = report.best.get(request.objective, "")
+    echo = _as_trained(echo, scenario, shares, _asked_of_row(scenario, report.candidates, best))
     narrowing = _narrowing(calls, shares, is_training=True)
     return replace(report, echo=_grounded(echo, shares, narrowing))
 
@@ -127,15 +134,56 @@ def _as_served(echo: Echo, shares: Shares) -> Echo:
     return replace(echo, accuracy=said)
 
 
-def _as_trained(echo: Echo, scenario: TrainingScenario, shares: Shares) -> Echo:
-    """Return the echo with how far such steps were off, where a time was predicted."""
+def _asked(scenario: TrainingScenario) -> AskedStep | None:
+    """Return the step of a scenario; None where its stages are on devices that differ."""
+    if scenario.stage_devices:
+        return None
+    return AskedStep(
+        model=scenario.model,
+        device=scenario.device,
+        dtype=scenario.dtype.name.lower(),
+        sequence_length=scenario.sequence_length,
+        num_devices=scenario.layout.num_devices,
+        layout=scenario.layout,
+    )
+
+
+def _asked_of_row(
+    scenario: TrainingScenario, table: StrategyColumns, best: str
+) -> AskedStep | None:
+    """Return the step of the best of a search; None without one, or on devices that differ."""
+    places = [place for place, name in enumerate(table.name) if name == best]
+    asked = _asked(scenario)
+    if asked is None or not places or (len(table.placement) and table.placement[places[0]]):
+        return None
+    tp, pp, dp, cp, ep = (
+        max(int(column[places[0]]), 1)
+        for column in (table.tp, table.pp, table.dp, table.cp, table.ep)
+    )
+    layout = ParallelLayout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep)
+    device = str(table.device[places[0]])
+    return replace(asked, device=device, num_devices=layout.num_devices, layout=layout)
+
+
+def _as_trained(
+    echo: Echo, scenario: TrainingScenario, shares: Shares, asked: AskedStep | None
+) -> Echo:
+    """Return the echo with how far such steps were off, where a time was predicted.
+
+    A step that was measured, like the one that is `asked`, is named.
+    """
+    if not shares:
+        return echo
+    nearest = find_nearest_step(read_published_steps(), asked) if asked else None
+    remarks = (f"nearest measured step: {nearest.describe()}",) if nearest else ()
     facts = {
         "architecture": find_device(scenario.device).architecture,
         "experts": "yes" if stack_of(scenario.model).experts else "no",
         "format": format_name(scenario.dtype),
         "grounds": grounds_of(shares),
     }
-    return replace(echo, accuracy=describe_accuracy("training", facts) if shares else "")
+    accuracy = describe_accuracy("training", facts)
+    return replace(echo, accuracy=accuracy, remarks=(*echo.remarks, *remarks))
 
 
 def _grounded(echo: Echo, shares: Shares, narrowing: str) -> Echo:
