@@ -5,7 +5,10 @@ import hashlib
 import json
 import random
 import shutil
+import socket
+import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -169,6 +172,52 @@ def test_pip_brings_the_wheel_from_the_index_of_the_machine(
     with (
         pytest.raises(InvalidRequestError, match=r"no wheel of aisimulate 9\.9"),
         open_install(absent),
+    ):
+        pass
+
+
+class _Cancelled(Exception):  # noqa: N818 - of this test
+    """Nobody wants it any more."""
+
+
+def test_a_download_ends_when_it_is_not_wanted_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an index that says nothing for minutes, of an address without an end; nothing is left."""
+    pytest.importorskip("pip")
+    heard: list[str] = []
+
+    def hear(_ratio: float, said: str) -> None:
+        heard.append(said)
+        if len(heard) > 1:
+            raise _Cancelled
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+        began = time.monotonic()
+        with pytest.raises(_Cancelled), open_install(InstallRequest(dataset=NVIDIA), hear):
+            pass
+        assert time.monotonic() - began < 20
+    assert "downloading: 0 MB so far" == heard[0]
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_download_says_how_far_it_is(tmp_path: Path, address: str) -> None:
+    heard: list[tuple[float, str]] = []
+
+    def hear(ratio: float, said: str) -> None:
+        heard.append((ratio, said))
+        if ratio == 0.1:
+            raise _Cancelled
+
+    with pytest.raises(_Cancelled):
+        _download(f"{address}/short.zip", tmp_path / "short.zip", hear)
+    assert [(0.1, "downloading: 0 of 0 MB")] == heard
+    with (
+        pytest.raises(_Cancelled),
+        open_install(InstallRequest(dataset=f"{address}/short.zip"), hear),
     ):
         pass
 

@@ -10,6 +10,7 @@ import pytest
 
 from foretoken.app.web.imports import Imports, RunningImport
 from foretoken.catalog.importing import ImportNotes, ImportPlan
+from foretoken.catalog.installing import Heard
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
 from foretoken.domain.measurements.measurement import BatchReceipt, Run, RunKind, RunSummary
 from foretoken.domain.ports import CatalogAdminPort
@@ -48,7 +49,7 @@ class _Source:
         self.is_at_second = threading.Event()
 
     @contextmanager
-    def open(self) -> Iterator[ImportPlan]:
+    def open(self, _hear: Heard) -> Iterator[ImportPlan]:
         def batches() -> Iterator[Any]:
             for index in range(_NUM_BATCHES):
                 if index == 1:
@@ -88,3 +89,26 @@ def test_a_cancelled_import_stops_and_a_resumed_one_stores_the_rest() -> None:
         imports.resume(resumed.job_id, port)
     with pytest.raises(UnknownJobError):
         imports.cancel("import-none")
+
+
+def test_an_import_that_is_cancelled_while_it_downloads_stops_at_once() -> None:
+    imports, is_downloading = Imports(), threading.Event()
+
+    @contextmanager
+    def download(hear: Heard) -> Iterator[ImportPlan]:
+        while True:
+            hear(0.5, "downloading: 1 of 2 MB")
+            is_downloading.set()
+            time.sleep(0.01)
+        yield
+
+    begun = imports.start("a wheel", cast("CatalogAdminPort", _Catalog()), download)
+    assert is_downloading.wait(10)
+    assert (0.5, "downloading: 1 of 2 MB") == (
+        imports.get(begun.job_id).progress_ratio,
+        imports.get(begun.job_id).message,
+    )
+    imports.cancel(begun.job_id)
+    stopped = _wait(imports, begun.job_id)
+    assert ("cancelled", True) == (stopped.state, stopped.can_resume)
+    assert stopped.message == "cancelled; it was at: downloading: 1 of 2 MB"

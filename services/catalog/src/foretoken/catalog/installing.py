@@ -5,12 +5,13 @@ NVIDIA's tables come in a wheel, from the package index that pip has on this mac
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from email.parser import HeaderParser
 from functools import partial
@@ -55,6 +56,8 @@ _MAX_METADATA_BYTES = 2**20
 _PIECE_BYTES = 2**20
 # A server that says nothing for so long is given up.
 _SILENCE_S = 60.0
+_TICK_S = 0.2
+_MEGA = 1e6
 _CARD = "README.md"
 
 
@@ -89,36 +92,76 @@ class InstallRequest:
             raise InvalidRequestError.of_field("dataset", reason)
 
 
+# Learns how far a download is, as a ratio (0 where its length is not known) and in words, several
+# times a second; what it raises ends the download.
+Heard = Callable[[float, str], None]
+
+
+def hear_nothing(_ratio: float, _said: str) -> None:
+    """Let a download go on."""
+
+
 @contextmanager
-def open_install(request: InstallRequest) -> Iterator[ImportPlan]:
+def open_install(request: InstallRequest, hear: Heard = hear_nothing) -> Iterator[ImportPlan]:
     """Yield the plan of what is to be installed; what was downloaded is gone afterwards.
 
     Raises:
         InvalidRequestError: it cannot be fetched or read, or the wheel is a stub.
+        as `hear`.
 
     """
     with tempfile.TemporaryDirectory(prefix="foretoken-install-") as name:
         scratch = Path(name)
         if request.dataset == NVIDIA:
-            wheel = request.wheel or _download_wheel(request.version, scratch)
+            wheel = request.wheel or _download_wheel(request.version, scratch, hear)
             yield _plan_wheel(wheel, request)
         else:
-            folder = _fetch_dataset(request.dataset, scratch)
+            folder = _fetch_dataset(request.dataset, scratch, hear)
             yield find_importer(DATASET_TOOL).read(ImportRequest(path=folder))
 
 
-def _download_wheel(version: str, folder: Path) -> Path:
+def _download_wheel(version: str, folder: Path, hear: Heard) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--quiet", "--dest", str(folder), f"{_PROJECT}=={version}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    # What pip leaves when it is killed goes with the folder.
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with (folder / "pip.log").open("w+", encoding="utf-8") as log:
+        pip = subprocess.Popen(command, stdout=log, stderr=log, env=environment)  # noqa: S603
+        try:
+            while _is_running(pip):
+                hear(0.0, f"downloading: {_held_bytes(folder) / _MEGA:,.0f} MB so far")
+        finally:
+            # Of a download that ended nothing is there to be killed.
+            pip.kill()
+            pip.wait()
+        log.seek(0)
+        said = log.read().strip().splitlines()
     wheels = sorted(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+    if pip.returncode or not wheels:
+        reason = (said or ["no wheel came"])[-1]
         raise InvalidRequestError.of_field(
             "version",
             f"pip has no wheel of {_PROJECT} {version}: {reason}; --wheel names a file",
         )
     return wheels[0]
+
+
+def _is_running(pip: "subprocess.Popen[bytes]") -> bool:
+    """Wait a moment for the end of a download; false where it has ended."""
+    try:
+        pip.wait(_TICK_S)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _held_bytes(folder: Path) -> int:
+    """Return what is in a folder; files that are moved meanwhile count as nothing."""
+    held = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            held += path.stat().st_size
+    return held
 
 
 @contextmanager
@@ -205,13 +248,13 @@ def _read_metadata(wheel: Path) -> Mapping[str, str]:
     return dict(HeaderParser().parsestr(text))
 
 
-def _fetch_dataset(place: str, scratch: Path) -> Path:
+def _fetch_dataset(place: str, scratch: Path, hear: Heard) -> Path:
     """Return the folder of a dataset, unpacked and downloaded where it has to be."""
     path = Path(place)
     if place.startswith(("http://", "https://")):
         path = scratch / "dataset.zip"
         try:
-            _download(place, path)
+            _download(place, path, hear)
         except (OSError, ValueError, HTTPException) as err:
             raise InvalidRequestError.of_field("dataset", f"{place}: {err}") from err
     if not path.is_file():
@@ -219,6 +262,7 @@ def _fetch_dataset(place: str, scratch: Path) -> Path:
     archive = Archive.open(path, _BUDGET)
     try:
         for name in archive:
+            hear(0.0, f"unpacking {name}")
             target = path_inside(scratch / "dataset", name, "dataset")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(archive[name])
@@ -228,17 +272,27 @@ def _fetch_dataset(place: str, scratch: Path) -> Path:
     return manifests[0].parent if manifests else scratch / "dataset"
 
 
-def _download(place: str, path: Path, max_bytes: int = _MAX_BYTES) -> None:
+def _download(
+    place: str, path: Path, hear: Heard = hear_nothing, max_bytes: int = _MAX_BYTES
+) -> None:
     """Write what an address has to a file.
 
     Raises:
         OSError, ValueError, HTTPException: it cannot be had, or is larger than any dataset.
+        as `hear`.
 
     """
-    num_left = max_bytes
+    num_left, num_done = max_bytes, 0
     with urlopen(place, timeout=_SILENCE_S) as reply, path.open("wb") as file:  # noqa: S310
-        while piece := reply.read(_PIECE_BYTES):
+        whole = reply.length or 0
+        while piece := reply.read1(_PIECE_BYTES):
             num_left -= len(piece)
+            num_done += len(piece)
+            of_all = f" of {whole / _MEGA:,.0f}" if whole else ""
+            hear(
+                min(num_done / whole, 1.0) if whole else 0.0,
+                f"downloading: {num_done / _MEGA:,.0f}{of_all} MB",
+            )
             if num_left < 0:
                 message = f"more than {max_bytes} bytes"
                 raise ValueError(message)

@@ -1,6 +1,7 @@
 """`foretoken catalog`: bring measurements in and out, see what is there, and draw it."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -117,14 +118,15 @@ def install(
     Example: `foretoken catalog install nvidia --systems h200_sxm --engines vllm/0.24.0 --train`
     """
     state = state_of(context)
-    with open_composition(_with_little_memory(state)) as services:
-        note(f"fetching {request.dataset}")
-        is_kept = request.dataset == KEPT
-        with open_kept(services.catalog) if is_kept else open_install(request) as plan:
-            note(f"{plan.run.source or request.dataset}, licence {plan.run.licence or 'not said'}")
-            for device, num_rows in sorted(plan.device_rows.items()):
-                note(f"  {device}: {num_rows:,} rows")
-            _import(state, services, plan)
+    with open_composition(_with_little_memory(state)) as services, ExitStack() as held:
+        with show_progress(f"fetching {request.dataset}") as bar:
+            is_kept = request.dataset == KEPT
+            opened = open_kept(services.catalog) if is_kept else open_install(request, bar.set)
+            plan = held.enter_context(opened)
+        note(f"{plan.run.source or request.dataset}, licence {plan.run.licence or 'not said'}")
+        for device, num_rows in sorted(plan.device_rows.items()):
+            note(f"  {device}: {num_rows:,} rows")
+        _import(state, services, plan)
     if train:
         with open_composition(state) as services:
             report = train_models(services, TrainRequest())

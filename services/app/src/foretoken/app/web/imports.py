@@ -1,7 +1,8 @@
 """Imports that pages have started: threads of this process, looked at while they run.
 
 Importers work where the files are, which is here, as they do in the process of a command. One that
-is cancelled stops after the batch it is storing; what was stored is recognised when it is resumed.
+is cancelled stops where it downloads, or after the batch it is storing; what was stored is
+recognised when it is resumed.
 """
 
 import logging
@@ -10,11 +11,13 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 from uuid import uuid4
 
 from foretoken.app.importing import find_summary, record_plan
 from foretoken.catalog.importing import ImportPlan
+from foretoken.catalog.installing import Heard
 from foretoken.domain.errors import (
     CancelledJobError,
     ForetokenError,
@@ -28,7 +31,8 @@ _KEPT: Final = 50
 _RUNNING, _FAILED, _CANCELLED = "running", "failed", "cancelled"
 
 
-OpenPlan = Callable[[], AbstractContextManager[ImportPlan]]
+# Opens a plan, which reports how far a download is; that raises where it is not wanted any more.
+OpenPlan = Callable[[Heard], AbstractContextManager[ImportPlan]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,15 +89,16 @@ class Imports:
         return begun
 
     def cancel(self, job_id: str) -> None:
-        """Have an import stop when its present batch is stored; one that ended is left as it is.
+        """Have an import stop downloading, or when its present batch is stored; an ended one stays.
 
         Raises:
             UnknownJobError: as `get`.
 
         """
         if not self.get(job_id).is_final:
-            self._unwanted.add(job_id)
             self._set(job_id, message="stops when what it does now is done")
+            # After what is said: it may end before the next line.
+            self._unwanted.add(job_id)
 
     def resume(self, job_id: str, catalog: CatalogAdminPort) -> RunningImport:
         """Start an import that failed or was cancelled once more, as a new one.
@@ -131,11 +136,10 @@ class Imports:
 
     def _run(self, job_id: str, catalog: CatalogAdminPort, open_plan: OpenPlan) -> None:
         try:
-            with open_plan() as plan:
-                self._update(job_id, 0.0, f"storing {plan.num_rows:,} rows")
-                was_there = record_plan(
-                    catalog, plan, lambda ratio, said: self._update(job_id, ratio, said)
-                )
+            update = partial(self._update, job_id)
+            with open_plan(update) as plan:
+                update(0.0, f"storing {plan.num_rows:,} rows")
+                was_there = record_plan(catalog, plan, update)
                 lines = _describe(catalog, plan, was_there=was_there)
             self._set(job_id, state="succeeded", progress_ratio=1.0, message="done", lines=lines)
             # Whatever a user sent need not be kept longer.

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def start(visit: Visit) -> Shown | Redirect:
     title = f"{importer.name}: {request.path}"
     mapping = visit.uploads.get(_MAPPING)
     begun = visit.imports.start(
-        title, visit.catalog, lambda: _open_upload(upload, mapping, importer.name, request)
+        title, visit.catalog, lambda _: _open_upload(upload, mapping, importer.name, request)
     )
     return Redirect(f"/catalog/imports/{begun.job_id}")
 
@@ -59,7 +60,7 @@ def install(visit: Visit) -> Shown | Redirect:
     except InvalidRequestError as err:
         return _show(visit, visit.posted, find_problems(err), status=400)
     title = " ".join(filter(None, (NVIDIA, request.systems, request.engines)))
-    begun = visit.imports.start(title, visit.catalog, lambda: open_install(request))
+    begun = visit.imports.start(title, visit.catalog, partial(open_install, request))
     return Redirect(f"/catalog/imports/{begun.job_id}")
 
 
