@@ -87,7 +87,7 @@ def test_a_value_that_is_not_yaml_names_its_variable() -> None:
         ("client.deadline_s", "soon", r"client\.deadline_s: expected float"),
         ("client.address", "elsewhere:1", r"client\.address: addresses stand in endpoints"),
         ("log.level", "LOUD", r"log\.level: is one of"),
-        ("log.format", "xml", r"log\.format: is one of text, json"),
+        ("log.format", "xml", r"log\.format: must be one of text, json"),
         ("server.tls_key_file", "key.pem", r"server\.tls_certificate_file: TLS needs"),
         ("server.tls_client_ca_file", "ca.pem", r"server\.tls_client_ca_file: clients show"),
     ],

@@ -5,7 +5,7 @@ once released.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeVar
 
@@ -36,6 +36,25 @@ def find_violations(checks: Checks, prefix: str = "") -> list[FieldViolation]:
         for field, (is_legal, problem) in checks.items()
         if not is_legal
     ]
+
+
+def at_least(record: object, least: float, *fields: str) -> Checks:
+    """Return that fields of a record are no less than a number, nor no number at all."""
+    problem = f"must be at least {least:g}" if least else "must not be negative"
+    return {field: (getattr(record, field) >= least, problem) for field in fields}
+
+
+def positive(record: object, *fields: str) -> Checks:
+    """Return that fields of a record are above 0."""
+    return {field: (getattr(record, field) > 0, "must be positive") for field in fields}
+
+
+def one_of(record: object, **allowed: Collection[str]) -> Checks:
+    """Return that fields of a record are each one of some words."""
+    return {
+        field: (getattr(record, field) in words, f"must be one of {', '.join(words)}")
+        for field, words in allowed.items()
+    }
 
 
 class ForetokenError(Exception):

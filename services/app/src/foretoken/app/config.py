@@ -15,7 +15,7 @@ from typing import Any
 
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.domain import schema
-from foretoken.domain.errors import Checks, InvalidRequestError
+from foretoken.domain.errors import Checks, InvalidRequestError, one_of
 from foretoken.domain.plugins import parse_yaml_value, read_yaml
 
 EMBEDDED = "embedded"
@@ -206,10 +206,7 @@ class LogConfig:
         levels = sorted(logging.getLevelNamesMapping())
         if self.level.upper() not in levels:
             raise InvalidRequestError.of_field("level", f"is one of {', '.join(levels)}")
-        if self.format not in _LOG_FORMATS:
-            raise InvalidRequestError.of_field("format", f"is one of {', '.join(_LOG_FORMATS)}")
-        if self.calls not in _LOGGED_CALLS:
-            raise InvalidRequestError.of_field("calls", f"is one of {', '.join(_LOGGED_CALLS)}")
+        InvalidRequestError.check("", one_of(self, format=_LOG_FORMATS, calls=_LOGGED_CALLS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

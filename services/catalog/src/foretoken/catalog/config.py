@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError, at_least, positive
 
 _PASSWORD = re.compile(r"\bpassword\s*=|://[^/@]*:[^/@]*@", re.IGNORECASE)
 # Some 500,000 rows of small batches, which take a second to read at the opening after a crash.
@@ -101,13 +101,6 @@ class CatalogConfig:
         """Check what no database could be opened with."""
         if not self.path:
             raise InvalidRequestError.of_field("path", "name the catalog's file")
-        if self.num_threads < 0:
-            raise InvalidRequestError.of_field("num_threads", "must not be negative")
-        if self.max_batch_rows < 1:
-            raise InvalidRequestError.of_field("max_batch_rows", "must be at least 1")
-        for name in ("max_recorded_bytes_per_caller", "sql_s_per_caller"):
-            if getattr(self, name) < 0:
-                raise InvalidRequestError.of_field(name, "must not be negative")
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise InvalidRequestError.of_field(name, "must be positive")
+        names = ("num_threads", "max_recorded_bytes_per_caller", "sql_s_per_caller")
+        checks = at_least(self, 0, *names), at_least(self, 1, "max_batch_rows")
+        InvalidRequestError.check("", {**checks[0], **checks[1], **positive(self, *_POSITIVE)})

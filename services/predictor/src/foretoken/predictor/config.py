@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import Checks, InvalidRequestError, at_least, positive
 
 # A tree has at most so many leaves: one bit of a word for each (see `regression/tree_engine`).
 MAX_LEAVES = 32
@@ -107,22 +107,11 @@ class PredictorConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        violations = [
-            FieldViolation(name, "must be at least 1")
-            for name in ("num_threads", "min_rows", "max_rows", "job_lease_s")
-            if getattr(self, name) < 1
-        ]
-        violations += [
-            FieldViolation(name, "must be positive")
-            for name in ("refresh_s", "drift_s")
-            if not getattr(self, name) > 0.0
-        ]
-        violations += [
-            FieldViolation(name, "must not be negative")
-            for name in ("max_pinned_models", "max_cached_rows", "num_train_workers")
-            if getattr(self, name) < 0
-        ]
-        if not 0.0 <= self.measured_weight <= 1.0:
-            violations.append(FieldViolation("measured_weight", "must be between 0 and 1"))
-        if violations:
-            raise InvalidRequestError.of_violations(violations, "predictor configuration")
+        ratio = self.measured_weight
+        checks: Checks = {
+            **at_least(self, 1, "num_threads", "min_rows", "max_rows", "job_lease_s"),
+            **positive(self, "refresh_s", "drift_s"),
+            **at_least(self, 0, "max_pinned_models", "max_cached_rows", "num_train_workers"),
+            "measured_weight": (0.0 <= ratio <= 1.0, "must be between 0 and 1"),
+        }
+        InvalidRequestError.check("predictor configuration", checks)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError, at_least
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +62,5 @@ class SimulatorConfig:
             "max_jobs_per_caller": 0,
             "job_lease_s": 1,
         }
-        violations = [
-            FieldViolation(name, f"must be at least {smallest}")
-            for name, smallest in least.items()
-            if getattr(self, name) < smallest
-        ]
-        if violations:
-            raise InvalidRequestError.of_violations(violations, "simulator")
+        checks = {name: at_least(self, smallest, name)[name] for name, smallest in least.items()}
+        InvalidRequestError.check("simulator", checks)

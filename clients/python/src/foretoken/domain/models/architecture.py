@@ -11,7 +11,9 @@ from foretoken.domain.errors import (
     Checks,
     InvalidRequestError,
     UnknownModelError,
+    at_least,
     find_violations,
+    one_of,
 )
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.kinds.spec.kind import Place, find_kind
@@ -40,9 +42,9 @@ class MoeSpec:
         InvalidRequestError.check(
             "experts",
             {
-                **_at_least(self, 1, "num_experts", "top_k", "expert_intermediate"),
-                **_at_least(self, 0, "num_shared_experts", "num_dense_layers"),
-                **_at_least(self, 0, "num_groups", "top_k_groups"),
+                **at_least(self, 1, "num_experts", "top_k", "expert_intermediate"),
+                **at_least(self, 0, "num_shared_experts", "num_dense_layers"),
+                **at_least(self, 0, "num_groups", "top_k_groups"),
             },
         )
         InvalidRequestError.check(
@@ -71,7 +73,7 @@ class MlaSpec:
         sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         InvalidRequestError.check(
             "latent attention",
-            {**_at_least(self, 1, *sizes), **_at_least(self, 0, "q_lora_rank")},
+            {**at_least(self, 1, *sizes), **at_least(self, 0, "q_lora_rank")},
         )
 
 
@@ -129,12 +131,9 @@ class ModelArchitecture:
         counted = _COUNTED if self.layers else (*_COUNTED, *_COUNTED_OF_LAYERS)
         violations = find_violations(
             {
-                **_at_least(self, 1, *counted),
-                **_at_least(self, 0, "intermediate", "sliding_window", "full_attention_period"),
-                **{
-                    field: (getattr(self, field) in allowed, f"must be one of {', '.join(allowed)}")
-                    for field, allowed in _ALLOWED.items()
-                },
+                **at_least(self, 1, *counted),
+                **at_least(self, 0, "intermediate", "sliding_window", "full_attention_period"),
+                **one_of(self, **_ALLOWED),
             }
         )
         named = {violation.field for violation in violations}
@@ -228,12 +227,6 @@ class ModelArchitecture:
                 f"{self.head_dim} is odd: rotary positions turn pairs",
             )
         return checks
-
-
-def _at_least(value: object, least: int, *fields: str) -> Checks:
-    return {
-        field: (getattr(value, field) >= least, f"must be at least {least}") for field in fields
-    }
 
 
 _COUNTED = ("num_layers", "hidden", "vocab", "max_position")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from math import isfinite
 
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError, at_least
 from foretoken.domain.hardware.price import PriceList
 from foretoken.domain.requests.option import describe, flag, option
 from foretoken.domain.requests.scenario import TrainingScenario
@@ -43,7 +43,7 @@ class FailureRules:
         InvalidRequestError.check(
             "failures",
             {
-                **{name: (getattr(self, name) >= 0, "must not be negative") for name in names},
+                **at_least(self, 0, *names),
                 "checkpoint_bytes_per_s": (self.checkpoint_bytes_per_s > 0, "must be positive"),
                 "checkpoint_stall_s": (self.checkpoint_stall_s >= 0, "must not be negative"),
             },
@@ -107,7 +107,7 @@ class PriceRules:
         InvalidRequestError.check(
             "prices",
             {
-                **{name: (getattr(self, name) >= 0, "must not be negative") for name in names},
+                **at_least(self, 0, *names),
                 "pue": (self.pue >= 1, "must be at least 1"),
             },
         )

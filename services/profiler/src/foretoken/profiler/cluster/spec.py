@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import foretoken
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, at_least, find_violations
 
 # Files of `client` by the key of the Secret that holds their content for the pods.
 SECRET_FILES: Mapping[str, str] = {
@@ -131,11 +131,8 @@ class KubernetesSpec:
             "follow_s": 1,
             "job_lease_s": 1,
         }
-        violations = [
-            FieldViolation(name, f"must be at least {least}")
-            for name, least in lowest.items()
-            if getattr(self, name) < least
-        ]
+        checks = {name: at_least(self, least, name)[name] for name, least in lowest.items()}
+        violations = find_violations(checks)
         unknown = ", ".join(sorted(set(self.catalog_secret_keys) - set(SECRET_FILES)))
         if unknown:
             known = ", ".join(SECRET_FILES)

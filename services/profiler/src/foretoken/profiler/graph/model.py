@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import Checks, InvalidRequestError, at_least
 from foretoken.domain.measurements.profiling import GraphRequest
 from foretoken.profiler.config_json import read_config_json, switch_off_dropout
 from foretoken.profiler.graph.module_fold import layer_in_path
@@ -93,22 +93,14 @@ def lengthen_positions(config: Any, sequence_length: int) -> str:
 
 
 def _check_request(request: GraphRequest) -> None:
-    violations = [
-        FieldViolation(name, "must be at least 1")
-        for name in ("sequence_length", "micro_batch_size_max")
-        if getattr(request, name) < 1
-    ]
-    if request.num_layers < 0:
-        violations.append(FieldViolation("num_layers", "must not be negative"))
-    if any(tp < 1 for tp in request.tp_sizes):
-        violations.append(FieldViolation("tp_sizes", "must be at least 1"))
-    if request.dtype not in PLAIN_DTYPES:
-        names = ", ".join(sorted(dtype.name.lower() for dtype in PLAIN_DTYPES))
-        violations.append(FieldViolation("dtype", f"a model is built in one of {names}"))
-    if not request.time_cap_s >= 0:
-        violations.append(FieldViolation("time_cap_s", "must not be negative"))
-    if violations:
-        raise InvalidRequestError.of_violations(violations, "graph profile")
+    names = ", ".join(sorted(dtype.name.lower() for dtype in PLAIN_DTYPES))
+    checks: Checks = {
+        **at_least(request, 1, "sequence_length", "micro_batch_size_max"),
+        **at_least(request, 0, "num_layers", "time_cap_s"),
+        "tp_sizes": (all(tp >= 1 for tp in request.tp_sizes), "must be at least 1"),
+        "dtype": (request.dtype in PLAIN_DTYPES, f"a model is built in one of {names}"),
+    }
+    InvalidRequestError.check("graph profile", checks)
 
 
 def layer_kinds(model: nn.Module) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, find_violations, positive
 
 LOOPBACK = "lo"
 
@@ -71,11 +71,7 @@ class RendezvousSpec:
             violations.append(FieldViolation("endpoint", "several nodes need host:port of node 0"))
         if self.endpoint and not _is_endpoint(self.endpoint):
             violations.append(FieldViolation("endpoint", f"{self.endpoint!r} is not host:port"))
-        violations += [
-            FieldViolation(name, "must be positive")
-            for name in ("wait_s", "silent_s")
-            if not getattr(self, name) > 0
-        ]
+        violations += find_violations(positive(self, "wait_s", "silent_s"))
         if violations:
             raise InvalidRequestError.of_violations(violations, "rendezvous")
 
