@@ -39,6 +39,16 @@ class PassNodes:
     layers: Sequence[int]
 
 
+def count_expert_calls(node: OperatorNode) -> int:
+    """Return the calls of an operator that runs expert by expert.
+
+    Products of 8 bit have a conversion of their input, or of their output's gradient, each.
+    """
+    num_experts = int(node.dims.get("num_groups", 0))
+    is_converted = node.dtype is DType.FP8 and node.operator == "grouped_gemm"
+    return num_experts * (2 if is_converted else 1)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamRules:
     """What a framework does to a pass: its host's times in µs, and the slowdown.
@@ -56,12 +66,20 @@ class StreamRules:
     module_call_us: float = 0.0
     expert_call_us: float = 0.0
     waits_for_counts: bool = False
+    # Tells how many calls an operator has, of one rank, or of each of the cases.
+    count_calls: Callable[[OperatorNode], Column | int] = count_expert_calls
 
-    def submission_us(self, node: OperatorNode) -> float:
+    @property
+    def is_free(self) -> bool:
+        """Whether the host needs no time to launch anything."""
+        return not (self.launch_us or self.module_call_us or self.expert_call_us)
+
+    def submission_us(self, node: OperatorNode) -> Column | float:
         """Return what the host needs to launch an operator, outside of layers all repetitions."""
         num_launches = 1 if node.section is Section.LAYER else node.repeat
-        calls_us = _starts_module(node) * self.module_call_us
-        calls_us += count_expert_calls(node) * self.expert_call_us
+        calls_us: Column | float = _starts_module(node) * self.module_call_us
+        if self.expert_call_us:
+            calls_us = calls_us + self.count_calls(node) * self.expert_call_us
         return num_launches * (self.launch_us + calls_us)
 
     @property
@@ -89,16 +107,6 @@ class Communicate:
 
 
 Program = tuple[Compute | Communicate, ...]
-
-
-def count_expert_calls(node: OperatorNode) -> int:
-    """Return the calls of an operator that runs expert by expert.
-
-    Products of 8 bit have a conversion of their input, or of their output's gradient, each.
-    """
-    num_experts = int(node.dims.get("num_groups", 0))
-    is_converted = node.dtype is DType.FP8 and node.operator == "grouped_gemm"
-    return num_experts * (2 if is_converted else 1)
 
 
 def _starts_module(node: OperatorNode) -> bool:
@@ -158,30 +166,45 @@ def cut_program(nodes: Nodes, duration: Duration, rules: StreamRules) -> Program
             program.append(_communicate(node, index, duration))
         else:
             program.append(Compute(_time(node, duration), tuple(concurrent.pop(node.role))))
-    waited = [
-        (node, None if _is_hidden(node, computed) else _time(node, duration)) for node in nodes
-    ]
-    program.append(Compute(pending + _host_time(waited, rules)))
+    if rules.is_free:
+        host_us: Column | float = 0.0
+    elif rules.waits_for_counts and any(node.role == _COUNTED for node in nodes):
+        host_us = _host_time_behind(nodes, computed, duration, rules)
+    else:
+        host_us = _host_time(nodes, [*program, Compute(pending)], rules)
+    program.append(Compute(pending + np.maximum(rules.gap_us, host_us)))
     return tuple(program)
 
 
-def _host_time(nodes: Sequence[tuple[OperatorNode, Column | None]], rules: StreamRules) -> Column:
-    """Return what the host adds to a layer: its gap, and launches that kernels do not cover.
+def _host_time(
+    nodes: Nodes, program: Sequence[Compute | Communicate], rules: StreamRules
+) -> Column | float:
+    """Return by how much the launches of a layer take longer than what they launch."""
+    uncovered_us: Column | float = sum(map(rules.submission_us, nodes))
+    for step in program:
+        if isinstance(step, Compute) or step.overlap is Overlap.EXPOSED:
+            uncovered_us = uncovered_us - step.time_us
+    return uncovered_us
 
-    Given are operators with the time they take the device, none of those that it hides. Where the
-    host waits it and the device start together, and the device has an operator when that, and all
-    since, are launched.
+
+def _host_time_behind(
+    nodes: Nodes, computed: set[str], duration: Duration, rules: StreamRules
+) -> Column | float:
+    """Return how much longer a layer takes than its operators whose host has waited for counts.
+
+    From there on host and device start together, and the device has an operator when that, and
+    all since, are launched.
     """
-    first = next((i for i, (node, _) in enumerate(nodes) if node.role == _COUNTED), 0)
-    waits = rules.waits_for_counts and bool(first)
-    behind_us = most_us = 0.0 * rules.gap_us
-    for node, time_us in (*nodes[first:], *nodes[:first]) if waits else nodes:
+    first = next(at for at, node in enumerate(nodes) if node.role == _COUNTED)
+    behind_us: Column | float = 0.0
+    most_us = behind_us
+    for node in (*nodes[first:], *nodes[:first]):
         behind_us = behind_us + rules.submission_us(node)
-        if waits:
-            most_us = np.maximum(most_us, behind_us)
-        if time_us is not None:
-            behind_us = behind_us - time_us
-    return np.maximum(rules.gap_us, most_us if waits else behind_us)
+        most_us = np.maximum(most_us, behind_us)
+        is_waited = node.overlap in (Overlap.EXPOSED, Overlap.CONCURRENT)
+        if not _is_collective(node) or (is_waited and not _is_concurrent(node, computed)):
+            behind_us = behind_us - _time(node, duration)
+    return most_us
 
 
 def _communicate(node: OperatorNode, index: int, duration: Duration) -> Communicate:
@@ -195,11 +218,6 @@ def _is_collective(node: OperatorNode) -> bool:
 
 def _is_concurrent(node: OperatorNode, computed: set[str]) -> bool:
     return node.overlap is Overlap.CONCURRENT and node.overlaps_with in computed
-
-
-def _is_hidden(node: OperatorNode, computed: set[str]) -> bool:
-    is_waited = node.overlap in (Overlap.EXPOSED, Overlap.CONCURRENT)
-    return _is_collective(node) and (not is_waited or _is_concurrent(node, computed))
 
 
 def _key(node: OperatorNode) -> CommunicationKey:

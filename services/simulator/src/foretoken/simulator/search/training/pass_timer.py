@@ -224,7 +224,10 @@ class _Family:
         self._work = timer.work_of(self._first)
         self._states = timer.exchange_of(int(exchange[0]))
         self._times: dict[int, Floats] = {}
+        self._calls: dict[int, Floats] = {}
         self._keep(self._work.nodes, timer.price_nodes(shape, micro_batch))
+        if timer.trainer.expert_call_us:
+            self._count_calls([timer.work_of(number) for number in shape.tolist()])
         self._keep(_exchanged_nodes(self._states), timer.price_exchange(exchange))
 
     def time(
@@ -239,6 +242,7 @@ class _Family:
             module_call_us=trainer.module_call_us,
             expert_call_us=trainer.expert_call_us,
             waits_for_counts=trainer.waits_for_counts,
+            count_calls=lambda node: self._calls.get(id(node), 0),
         )
 
         def cutter(kind: ChunkKind | None) -> PassCutter:
@@ -276,6 +280,8 @@ class _Family:
             alike = (*self._work.inputs[: len(inputs)], *_find_alike(kernels, shape.forward))
             for node, other in zip(plan.recomputed, alike, strict=True):
                 self._times[id(node)] = self._times[id(other)]
+                if id(other) in self._calls:
+                    self._calls[id(node)] = self._calls[id(other)]
         return ChunkOperators(
             rank=shape.rank,
             forward=shape.forward,
@@ -287,6 +293,13 @@ class _Family:
             receives_input=gathers,
             receives_gradient=gathers,
         )
+
+    def _count_calls(self, members: Sequence["_ShapeWork"]) -> None:
+        """Keep how many calls operators have that run expert by expert: (member)."""
+        alike = zip(*(work.nodes for work in members), strict=True)
+        for node, nodes in zip(self._work.nodes, alike, strict=True):
+            if count_expert_calls(node):
+                self._calls[id(node)] = np.array([float(count_expert_calls(n)) for n in nodes])
 
     def _keep(self, nodes: Sequence[OperatorNode], prices_us: Floats) -> None:
         self._times |= {id(node): prices_us[:, None, row] for row, node in enumerate(nodes)}
@@ -315,11 +328,7 @@ class _ShapeWork:
         # Ranks of tp each have all that layers hand on, and so may keep a part of it.
         is_whole = shape.rank.layout.tp > 1 and not splits_tokens(shape.rank, shape.scenario)
         inputs = (_input_gather(shape),) if scenario.partitions_activations and is_whole else ()
-        operators = (*shape.forward, *shape.backward)
-        # Members of a family share the host's time, so where experts are called by themselves they
-        # have as many of them.
-        calls = tuple(map(count_expert_calls, operators)) if shape.trainer.expert_call_us else ()
-        signature = _signature(operators), calls, is_whole, bool(boundary)
+        signature = _signature((*shape.forward, *shape.backward)), is_whole, bool(boundary)
         return cls(shape, boundary, inputs, signature)
 
     @property
