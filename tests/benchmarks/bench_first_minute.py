@@ -11,6 +11,7 @@ what importing, keeping, training and asking the whole wheel takes.
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -79,14 +80,43 @@ def main() -> int:
             f"\nHome after all questions: {_size_mb(whole):.0f} MB,"
             f" models {_size_mb(whole / 'predictor'):.0f} MB"
         )
-        print("\nInterval of the starter's answer, in widths of that from these tables:")
+        print(
+            "\nIntervals of the starter in widths of those from these tables: of each one's best,"
+            " and the median of the layouts that both have"
+        )
         for model in _MODELS:
-            print(f"  {model}: {answers[model] / others[model]:.2f}")
+            print(f"  {model}: {_compare(answers[model], others[model])}")
     return 0
 
 
-def _ask_all(home: Path) -> dict[str, float]:
-    """Ask the five searches; return the width of each answer's interval in parts of the answer."""
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The interval of every layout of a search in parts of its answer, and which is best."""
+
+    best: str
+    by_layout: dict[str, float]
+
+
+def _compare(own: Widths, other: Widths) -> str:
+    ratios = [
+        width / other.by_layout[name]
+        for name, width in own.by_layout.items()
+        if other.by_layout.get(name)
+    ]
+    of_best = own.by_layout[own.best] / other.by_layout[other.best]
+    note = "" if own.best == other.best else " (of different layouts)"
+    return f"{of_best:.2f}{note}, {statistics.median(ratios):.2f} of {len(ratios):,}"
+
+
+def _find_widths(found: dict[str, Any]) -> Widths:
+    columns = found["candidates"]
+    names = ("output_throughput_tps_per_gpu", "tps_per_gpu_low", "tps_per_gpu_high")
+    rows = zip(columns["name"], *(columns[name] for name in names), strict=True)
+    return Widths(found["best"], {name: (high - low) / tps for name, tps, low, high in rows if tps})
+
+
+def _ask_all(home: Path) -> dict[str, Widths]:
+    """Ask the five searches; return the widths of the intervals of each."""
     print(
         "| best deployment of | CPU s | wall s | most MB of a process | again, CPU s |"
         " output tokens/s/GPU | 90 % interval | rests on | nearest measured run |\n"
@@ -114,7 +144,7 @@ def _ask_all(home: Path) -> dict[str, float]:
             columns[name][row]
             for name in ("output_throughput_tps_per_gpu", "tps_per_gpu_low", "tps_per_gpu_high")
         )
-        widths[model] = (high - low) / value
+        widths[model] = _find_widths(found)
         print(
             f"| {model}: {found['best']} | {first.figures} | {again.cpu_s:.1f} | {value:,.0f} |"
             f" {low:,.0f} to {high:,.0f} | {_basis(found)} | {_nearest(found)} |",
