@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +35,24 @@ def test_who_says_how_many_threads_is_obeyed(name: str, monkeypatch: pytest.Monk
     use_one_thread()
 
     assert {name: "3"} == {each: os.environ[each] for each in ONE_THREAD if each in os.environ}
+
+
+@pytest.mark.parametrize(("said", "pool"), [("", "system"), ("mimalloc", "mimalloc")])
+def test_arrow_gives_memory_back_unless_another_allocator_is_named(said: str, pool: str) -> None:
+    name = "ARROW_DEFAULT_MEMORY_POOL"
+    own = {key: value for key, value in os.environ.items() if key != name}
+    code = (
+        "from foretoken.jobs.process_setup import return_memory; return_memory();"
+        "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=own | ({name: said} if said else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert pool == done.stdout.strip()
 
 
 def test_objects_are_looked_for_after_many_were_made() -> None:

@@ -11,7 +11,7 @@ import typer
 
 import foretoken
 from foretoken.app.cli.command_table import MARKUP, RootGroup
-from foretoken.jobs.process_setup import collect_rarely, use_one_thread
+from foretoken.jobs.process_setup import collect_rarely, return_memory, use_one_thread
 
 # What `--help` says of all commands.
 _STATUS_HELP = (
@@ -103,6 +103,7 @@ def root(
     # What is profiled on the CPU has the threads that it has without us.
     if context.invoked_subcommand != "profile":
         use_one_thread()
+        return_memory()
     if context.invoked_subcommand != "serve":
         collect_rarely()
     _check_output(output)

@@ -334,7 +334,7 @@ def find_flags(rows: StoredRows) -> dict[int, list[str]]:
     flags: dict[int, list[str]] = {}
     judged = np.arange(len(rows))
     for kind in Judges:
-        subject = rows.take(judged)
+        subject = rows.take(judged) if len(judged) < len(rows) else rows
         for test in all_tests():
             if test.judges is kind and len(subject):
                 for flagged_rows in test.find(subject):

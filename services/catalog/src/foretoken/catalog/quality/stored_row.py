@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from foretoken.catalog.dims import DIM_COLUMNS, Columns, Floats, Indices, Mask
@@ -233,32 +234,41 @@ def load_rows(
     # An empty piece first: it has the columns where nothing is selected.
     none = pa.RecordBatch.from_pylist([], reader.schema)
     table = pa.Table.from_batches([_with_codes(piece) for piece in (none, *reader)])
-    coded = code_columns(table, TABLE)
-    dims = {
-        name: table.column(place).to_numpy()
-        for name, place in zip(spec.dim_names, places, strict=True)
-    }
+    unordered = code_columns(table, TABLE)
+    # Tables one after the other, so that most splits copy nothing.
+    order = np.lexsort([unordered[name].codes for name in reversed(TABLE)])
+    coded = {name: Coded(column.codes[order], column.values) for name, column in unordered.items()}
+    del unordered
+    table = table.drop_columns(list(TABLE))
+
+    def read(name: str) -> npt.NDArray[Any]:
+        return np.asarray(table.column(name).to_numpy()[order])
+
+    dims = {name: read(place) for name, place in zip(spec.dim_names, places, strict=True)}
     work_us, floor_us = bound_rows(spec, group.device, dims, coded)
     rows = StoredRows(
         spec=spec,
         device=group.device,
         columns=dims,
         coded=coded,
-        latency_us=table.column("latency_us_median").to_numpy(),
+        latency_us=read("latency_us_median"),
         work_us=work_us,
         floor_us=floor_us,
-        is_impossible=table.column("is_impossible").to_numpy(),
+        is_impossible=read("is_impossible"),
         peer_ratios=peer_ratios,
     )
-    # Tables one after the other, so that most splits copy nothing.
-    order = np.lexsort([coded[name].codes for name in reversed(TABLE)])
-    numbers, indices = (table.column(name).to_numpy() for name in ("batch_number", "row_index"))
-    return LoadedRows(rows.take(order), numbers[order], indices[order])
+    return LoadedRows(rows, read("batch_number"), read("row_index"))
 
 
 def _with_codes(piece: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with their text as codes."""
-    for name in TABLE:
-        codes = piece.column(name).dictionary_encode()
-        piece = piece.set_column(piece.schema.get_field_index(name), name, codes)
-    return piece
+    """Return rows with their text as codes, and nothing of what DuckDB handed out.
+
+    A single column of that keeps all of them in memory, the text as well.
+    """
+    columns = {
+        name: column.dictionary_encode()
+        if name in TABLE
+        else pa.array(column.to_numpy(zero_copy_only=False).copy())
+        for name, column in zip(piece.schema.names, piece.columns, strict=True)
+    }
+    return pa.RecordBatch.from_pydict(columns)
