@@ -127,18 +127,11 @@ def _balanced_counts(routing: Routing) -> Counts:
 def _power_law_counts(routing: Routing) -> Counts:
     """Return tokens by expert, one row a draw.
 
-    Shares follow a power law between 1 and 0.8 of the tokens (between 0.01 and 2 for so few tokens
-    that not every expert gets one). No expert gets a token twice: what is over goes to others.
+    No expert gets a token twice: what is over goes to others.
     """
-    num_tokens, num_experts = routing.num_tokens, routing.num_experts
-    match = _POWER_LAW.fullmatch(routing.distribution)
-    exponent = 1 - float(match[1] if match else 0)
-    num_pairs = num_tokens * routing.top_k
-    low, high = (1.0, 0.8 * num_tokens) if num_pairs > num_experts else (0.01, 2.0)
-    num_draws = max(1, min(_DRAWN_MAX // num_experts, _NUM_DRAWS_MAX))
-    drawn = np.random.default_rng(_SEED).random((num_draws, num_experts))
-    shares = _invert(drawn, low, max(high, low), exponent)
-    wanted = np.rint(shares / shares.sum(axis=1, keepdims=True) * num_pairs).astype(np.int64)
+    num_tokens, num_pairs = routing.num_tokens, routing.num_tokens * routing.top_k
+    wanted = _wanted_counts(num_tokens, routing.top_k, routing.num_experts, routing.distribution)
+    num_draws = len(wanted)
     counts = np.minimum(wanted, num_tokens)
     # Ranks take turns in what is missing or over; what a rank cannot take is left to all.
     missing = num_pairs - counts.sum(axis=1)
@@ -149,6 +142,25 @@ def _power_law_counts(routing: Routing) -> Counts:
     of_ranks = counts.reshape(num_draws * routing.num_ranks, -1)
     counts = _deal(of_ranks, quotas.reshape(-1), num_tokens).reshape(num_draws, -1)
     return _deal(counts, num_pairs - counts.sum(axis=1), num_tokens)
+
+
+# Tables have the same tokens on other numbers of ranks next to each other.
+@lru_cache(maxsize=8)
+def _wanted_counts(num_tokens: int, top_k: int, num_experts: int, distribution: str) -> Counts:
+    """Return how many tokens each expert should get, one row a draw.
+
+    Shares follow a power law between 1 and 0.8 of the tokens (between 0.01 and 2 for so few tokens
+    that not every expert gets one).
+    """
+    match = _POWER_LAW.fullmatch(distribution)
+    exponent = 1 - float(match[1] if match else 0)
+    num_pairs = num_tokens * top_k
+    low, high = (1.0, 0.8 * num_tokens) if num_pairs > num_experts else (0.01, 2.0)
+    num_draws = max(1, min(_DRAWN_MAX // num_experts, _NUM_DRAWS_MAX))
+    drawn = np.random.default_rng(_SEED).random((num_draws, num_experts))
+    shares = _invert(drawn, low, max(high, low), exponent)
+    wanted = np.rint(shares / shares.sum(axis=1, keepdims=True) * num_pairs)
+    return np.asarray(wanted, dtype=np.int64)
 
 
 def _invert(
@@ -172,8 +184,13 @@ def _deal(counts: Counts, missing: Counts, most: int) -> Counts:
 
 def _level(counts: Counts, missing: Counts, most: int) -> Counts:
     """Raise the smallest counts of every row to one level until `missing` more are there."""
-    if not missing.any():
+    rows = np.flatnonzero(missing)
+    if not len(rows):
         return counts
+    if len(rows) < len(counts):
+        leveled = counts.copy()
+        leveled[rows] = _level(counts[rows], missing[rows], most)
+        return leveled
     ordered = np.sort(counts, axis=1)
     sums = np.cumsum(ordered, axis=1)
     widths = np.arange(1, counts.shape[1] + 1)
