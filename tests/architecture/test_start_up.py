@@ -1,6 +1,7 @@
 """What every command waits for: the program starts without the packages that few commands need."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -83,6 +84,23 @@ def test_an_estimate_without_a_model_does_not_wait_for_what_learns(tmp_path: Pat
         command, input=json.dumps(_HEAVY), capture_output=True, text=True, check=True
     )
     assert [0, ["duckdb"]] == json.loads(done.stderr.splitlines()[-1])
+
+
+def test_an_estimate_by_a_kept_model_does_not_wait_for_what_trained_it(tmp_path: Path) -> None:
+    """The first answer of a new home trains a model of the starter; the next ones read it."""
+    words = "predict gemm m=8 n=4096 k=4096 dtype=bf16 --device h200_sxm"
+    command = [sys.executable, "-c", _PROGRAM, "--home", str(tmp_path), *words.split()]
+    starter = Path(__file__).resolve().parents[2] / "starter" / "src" / "foretoken_starter" / "data"
+    environment = {**os.environ, "FORETOKEN_PREDICTOR__STARTER": repr(str(starter))}
+    loaded = []
+    for _ in range(2):
+        done = subprocess.run(
+            command,
+            input=json.dumps(_HEAVY), env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        loaded.append(json.loads(done.stderr.splitlines()[-1]))
+    assert "lightgbm" in loaded[0][1]
+    assert [0, ["duckdb"]] == loaded[1]
 
 
 def test_a_training_step_waits_for_nothing_of_serving(tmp_path: Path) -> None:

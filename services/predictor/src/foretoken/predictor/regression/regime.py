@@ -47,7 +47,7 @@ class Regimes:
             rows = np.flatnonzero(nodes == node)
             coefficients = self.coefficients[node]
             law = WorkLaw(coefficients, float(self.exponents[node]))
-            found[rows] = law.log_ratio(design.take(rows))
+            found[rows] = law.log_ratio(design, rows)
         return found
 
     def refit(self, design: Design, log_ratio: FloatColumn) -> "Regimes":

@@ -36,13 +36,14 @@ class WorkLaw:
     coefficients: FloatColumn
     exponent: float
 
-    def log_ratio(self, design: Design) -> FloatColumn:
-        """Return log(law / base) of every call."""
+    def log_ratio(self, design: Design, rows: IntColumn | slice = slice(None)) -> FloatColumn:
+        """Return log(law / base) of every call, or those of some rows."""
+        base_us = design.base_us[rows]
         if not len(self.coefficients):
-            return np.zeros(design.num_rows)
-        parts = (design.work * self.coefficients) ** self.exponent
+            return np.zeros(len(base_us))
+        parts = (design.work[rows] * self.coefficients) ** self.exponent
         law_us = parts.sum(axis=1) ** (1.0 / self.exponent)
-        return np.asarray(np.log(np.maximum(law_us / design.base_us, _MIN_SHARE)))
+        return np.asarray(np.log(np.maximum(law_us / base_us, _MIN_SHARE)))
 
 
 def fit_work_law(
