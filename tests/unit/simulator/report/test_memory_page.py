@@ -9,8 +9,7 @@ from foretoken.domain.requests.training_run import TrainingMemoryReport
 from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
-from foretoken.simulator.report.memory_sections import memory_sections, render_memory
-from foretoken.simulator.report.stage_memory import memory_chart
+from foretoken.simulator.report.memory_sections import memory_chart, memory_sections, render_memory
 
 _STAGE = StageMemory(
     stage=0,

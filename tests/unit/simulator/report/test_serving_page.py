@@ -18,8 +18,7 @@ from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_detail import distributions
-from foretoken.simulator.report.serving_timeline import timeline
-from foretoken.simulator.report.serving_waterfall import waterfall
+from foretoken.simulator.report.serving_timeline import timeline, waterfall
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.step_cost import StepAccount
 from foretoken.simulator.serving.tables import build_tables

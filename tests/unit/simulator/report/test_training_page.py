@@ -17,8 +17,7 @@ from foretoken.page.section import Section
 from foretoken.simulator.report import training_detail
 from foretoken.simulator.report.page import render_page, training_sections
 from foretoken.simulator.report.palette import OF_MEMORY
-from foretoken.simulator.report.question import list_remarks
-from foretoken.simulator.report.training_sections import scenario_section
+from foretoken.simulator.report.question import list_remarks, scenario_section
 from foretoken.simulator.report.training_streams import (
     assign_lanes,
     measure_streams,

@@ -18,7 +18,6 @@ from foretoken.domain.requests.training_search import (
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.page import render_page, training_search_sections
 from foretoken.simulator.report.training_search_fronts import fronts_section
-from foretoken.simulator.report.training_search_placements import Stage, placed_stages
 from foretoken.simulator.report.training_search_rows import (
     WholeRun,
     best_by_objective,
@@ -37,7 +36,7 @@ from foretoken.simulator.report.training_search_rows import (
     strategies_per_s,
     throughput_bounds,
 )
-from foretoken.simulator.report.training_search_space import maps_section
+from foretoken.simulator.report.training_search_space import Stage, maps_section, placed_stages
 
 _HOSTILE = ' <b>&"$x$'
 

@@ -10,10 +10,10 @@ from foretoken.page.block import Chart, Column
 from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import draw_intervals
 from foretoken.page.section import Cell, DataTable, Fact, Section
-from foretoken.simulator.report.load_curves import load_charts
-from foretoken.simulator.report.provenance import describe_interval
+from foretoken.simulator.report.palette import describe_interval
 from foretoken.simulator.report.question import configuration_section, with_echo
 from foretoken.simulator.report.search_candidates import limits_of, missed_outcomes
+from foretoken.simulator.report.search_finalists import load_charts
 from foretoken.simulator.report.serving_sections import serving_sections
 
 

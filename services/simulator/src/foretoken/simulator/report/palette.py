@@ -1,8 +1,9 @@
-"""Which colour stands for what in the figures of a simulation."""
+"""Which colour stands for what in the figures of a simulation, and what its times rest on."""
 
 from collections.abc import Mapping, Sequence
 
-from foretoken.domain.metrics.metric import largest_first
+from foretoken.domain.metrics.metric import SHARE, largest_first
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.block import Chart, Column
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Plot
 from foretoken.page.curve import draw_counts, draw_parts
@@ -118,3 +119,26 @@ def colors_of_loads(num_loads: int) -> Sequence[str]:
         return (BLUE,)
     last = len(_LOADS) - 1
     return [_LOADS[round(index * last / (num_loads - 1))] for index in range(num_loads)]
+
+
+BOUNDS_CAPTION = (
+    "A bar's line is its interval: every operator at its lower, and at its upper, 90 % bound."
+)
+
+
+def describe_interval(low: float, high: float, unit: str) -> str:
+    """Return an interval with its unit."""
+    return f"{format_number(low)} to {format_number(high)} {unit}".rstrip()
+
+
+def provenance_chart(rows: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Return the chart of what the busy time of each row rests on."""
+    caption = (
+        "Measured: this very operator call was timed on this device. Interpolated: a latency"
+        " model inside what was measured. Extrapolated: the same model outside of it."
+        " Transferred: from the operator's efficiency on other devices. Analytical: from the"
+        " device's data sheet and what other operators make of it."
+    )
+    plot = Plot(title="What the times rest on", caption=caption, colors=OF_PROVENANCE)
+    unit = Column(title="share of the busy time", name="share", unit=SHARE)
+    return draw_parts(plot, rows, unit, part="rests on")

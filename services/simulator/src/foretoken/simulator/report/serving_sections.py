@@ -14,16 +14,14 @@ from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, P
 from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.section import DataTable, Fact, Section
 from foretoken.simulator.report import serving_detail as detail
-from foretoken.simulator.report.palette import colors_of_loads, groups_chart
-from foretoken.simulator.report.provenance import provenance_chart
+from foretoken.simulator.report.palette import colors_of_loads, groups_chart, provenance_chart
 from foretoken.simulator.report.question import (
     configuration_section,
     remark_sections,
     with_echo,
 )
 from foretoken.simulator.report.serving_cluster import cluster_sections
-from foretoken.simulator.report.serving_timeline import timeline
-from foretoken.simulator.report.serving_waterfall import waterfall
+from foretoken.simulator.report.serving_timeline import timeline, waterfall
 
 _LOAD = Column(title="offered load (requests/s)", name="offered_rps")
 _LATENCIES = tuple(LIMITED[name].on_page() for name in ("ttft_ms", "itl_ms", "e2e_latency_ms"))

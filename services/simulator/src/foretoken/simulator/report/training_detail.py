@@ -14,13 +14,17 @@ from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import Plot
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
 from foretoken.page.section import DataTable, Section
-from foretoken.simulator.report.palette import OF_STREAM, groups_chart
-from foretoken.simulator.report.provenance import BOUNDS_CAPTION, provenance_chart
-from foretoken.simulator.report.stage_memory import (
+from foretoken.simulator.report.memory_sections import (
     device_rules,
     fullest_of,
     memory_chart,
     peak_table,
+)
+from foretoken.simulator.report.palette import (
+    BOUNDS_CAPTION,
+    OF_STREAM,
+    groups_chart,
+    provenance_chart,
 )
 from foretoken.simulator.report.training_streams import (
     SpanArrays,

@@ -16,7 +16,7 @@ from foretoken.page.block import Chart, Column
 from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
 from foretoken.page.section import DataTable, Fact, Section
-from foretoken.simulator.report.provenance import BOUNDS_CAPTION, describe_interval
+from foretoken.simulator.report.palette import BOUNDS_CAPTION, describe_interval
 from foretoken.simulator.report.question import (
     configuration_section,
     remark_sections,

@@ -9,7 +9,7 @@ from foretoken.page.block import Chart, Column
 from foretoken.page.chart import BLUE, GREEN, GREY, VERMILION, Plot
 from foretoken.page.curve import draw_parts
 from foretoken.page.section import Cell, DataTable, Section
-from foretoken.simulator.report.stage_memory import fullest_of, memory_chart
+from foretoken.simulator.report.memory_sections import fullest_of, memory_chart
 from foretoken.simulator.report.training_search_rows import (
     STEP_PARTS,
     closed_form_error,

@@ -23,7 +23,6 @@ from foretoken.simulator.report.search_candidates import (
 )
 from foretoken.simulator.report.training_search_finalists import finalists_section
 from foretoken.simulator.report.training_search_fronts import fronts_section
-from foretoken.simulator.report.training_search_placements import placements_section
 from foretoken.simulator.report.training_search_rows import (
     TO_TELL_APART,
     best_by_objective,
@@ -47,7 +46,11 @@ from foretoken.simulator.report.training_search_rows import (
     strategies_per_s,
     throughput_bounds,
 )
-from foretoken.simulator.report.training_search_space import counts_section, maps_section
+from foretoken.simulator.report.training_search_space import (
+    counts_section,
+    maps_section,
+    placements_section,
+)
 
 _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
 _RATIOS = ("mfu_ratio", "bubble_ratio")

@@ -1,44 +1,20 @@
 """The sections of a page about a training step."""
 
-import dataclasses
-import json
-from collections.abc import Mapping
-from typing import Any
-
 from foretoken.domain.metrics.number_text import format_number, step_unit
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.report import describe_shares
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.page.section import DataTable, Fact, Section
+from foretoken.page.section import Fact, Section
 from foretoken.simulator.report import training_detail as detail
-from foretoken.simulator.report.provenance import describe_interval
+from foretoken.simulator.report.memory_sections import parts_section
+from foretoken.simulator.report.palette import describe_interval
 from foretoken.simulator.report.question import (
-    configuration_section,
     list_remarks,
     remark_sections,
+    scenario_section,
     with_echo,
 )
 from foretoken.simulator.report.rank_traffic import traffic_section
-from foretoken.simulator.report.stage_memory import parts_section
-
-# What a page says of the configuration before the whole scenario, by its keys.
-_CONFIGURATION = (
-    *("device", "topology", "dtype", "sequence_length", "micro_batch_size", "global_batch_size"),
-    *("pipeline_schedule", "virtual_stages", "stage_layers", "recompute", "recompute_layers"),
-    *("recompute_modules", "partitions_activations", "zero_stage", "shard_degree"),
-    *("sequence_parallel", "context_parallel", "weight_parallel", "weight_degree", "expert_tp"),
-    *("moe_routing", "moe_imbalance_ratio", "overflow_ratio", "straggler_ratio"),
-    *("network_spread_ratio", "power_limit_w", "module_times", "calibration"),
-)
-# These also where they are as a scenario has them by default.
-_ALWAYS_SHOWN = {
-    *("dtype", "sequence_length", "micro_batch_size", "global_batch_size"),
-    *("pipeline_schedule", "recompute"),
-}
-_DEFAULTS: Mapping[str, Any] = {
-    field.name: field.default for field in dataclasses.fields(TrainingScenario)
-}
 
 
 def training_sections(report: TrainingReport) -> list[Section]:
@@ -135,37 +111,3 @@ def _share_fact(report: TrainingReport, name: str, remark: str) -> Fact:
 def is_calibrated(report: TrainingReport) -> bool:
     """Tell whether the step differs from the simulation without calibration."""
     return report.step_time_raw_ms > 0 and report.step_time_raw_ms != report.step_time_ms
-
-
-def scenario_section(scenario_json: str) -> Section:
-    """Return the configuration of a training step: what matters of it first, then all."""
-    whole = configuration_section(scenario_json)
-    scenario: dict[str, Any] = json.loads(scenario_json) if scenario_json else {}
-    rows = []
-    if "model" in scenario:
-        model = scenario["model"]
-        rows.append(["model", model["name"] if isinstance(model, dict) else str(model)])
-    layout = scenario.get("layout", {})
-    axes = [f"{axis} {degree}" for axis, degree in layout.items() if degree != 1]
-    if layout:
-        rows.append(["layout", ", ".join(axes) or "one device"])
-    trainer = scenario.get("trainer", {})
-    if trainer:
-        changes = ", ".join(f"{name} {value}" for name, value in trainer.get("rules", {}).items())
-        rows.append(["trainer", trainer["profile"] + (f" ({changes})" if changes else "")])
-    shown = _ALWAYS_SHOWN | ({"context_parallel"} if layout.get("cp", 1) > 1 else set())
-    for name in _CONFIGURATION:
-        value = scenario.get(name)
-        is_told = name in shown or value != _DEFAULTS.get(name)
-        if is_told and value not in (None, "", []):
-            rows.append([name.replace("_", " "), _word(value)])
-    table = DataTable(headers=["", "value"], rows=rows, text_columns=(1,)) if rows else None
-    return Section(title=whole.title, intro=whole.intro, table=table, listing=whole.listing)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, dict):
-        return str(value.get("source") or "given in the scenario")
-    if isinstance(value, list):
-        return ", ".join(str(item) for item in value)
-    return "yes" if value is True else str(value)
