@@ -88,7 +88,9 @@ def test_the_report_is_consistent_with_itself() -> None:
     assert report.goodput_rps == report.request_throughput_rps
 
 
-@pytest.mark.parametrize(("framework", "software"), [("", "vllm 0.28-0.31"), ("vllm 0.20", "vllm 0.20")])
+@pytest.mark.parametrize(
+    ("framework", "software"), [("", "vllm 0.28-0.31"), ("vllm 0.20", "vllm 0.20")]
+)
 def test_whose_measurements_stand_in_for_the_engines_is_a_remark(
     framework: str, software: str
 ) -> None:
