@@ -346,19 +346,9 @@ def _print_options(state: CliState, name: str) -> None:
 
 
 def _print_subjects(state: CliState, kind: str, subjects: Sequence[MeasuredSubject]) -> None:
-    rows = [
-        (
-            subject.name,
-            subject.num_rows,
-            subject.num_flagged,
-            subject.num_failed,
-            subject.num_operators,
-            subject.num_runs,
-        )
-        for subject in subjects
-    ]
-    columns = (kind, "rows", "flagged", "failed", "operators", "runs")
-    state.print_rows(f"Measured {kind}s", columns, rows)
+    counts = ("rows", "flagged", "failed", "operators", "runs")
+    columns = {kind: "name", **{count: f"num_{count}" for count in counts}}
+    state.print_items(f"Measured {kind}s", subjects, columns)
 
 
 @app.command()

@@ -353,17 +353,18 @@ def selection_of(words: Sequence[str] | None) -> MeasurementFilter:
 
 
 def _print_snapshots(state: CliState, title: str, snapshots: Sequence[Snapshot]) -> None:
-    rows = [
-        (
-            snapshot.content_hash if state.is_data else snapshot.content_hash[:_SHORT],
-            snapshot.num_rows,
-            _say_selection(snapshot.selection),
-            snapshot.created_at,
-            ", ".join(snapshot.holders) or "-",
-        )
-        for snapshot in snapshots
-    ]
-    state.print_rows(title, ("snapshot", "rows", "selection", "created", "held by"), rows)
+    num_letters = None if state.is_data else _SHORT
+    state.print_items(
+        title,
+        snapshots,
+        {
+            "snapshot": lambda snapshot: snapshot.content_hash[:num_letters],
+            "rows": "num_rows",
+            "selection": lambda snapshot: _say_selection(snapshot.selection),
+            "created": "created_at",
+            "held by": lambda snapshot: ", ".join(snapshot.holders) or "-",
+        },
+    )
 
 
 def _say_selection(selection: MeasurementFilter) -> str:

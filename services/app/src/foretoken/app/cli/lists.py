@@ -4,7 +4,7 @@ The simulator's plug-ins are imported where they are listed: they need numeric l
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 import typer
@@ -12,7 +12,7 @@ import typer
 from foretoken.app.cli.command_table import LazyGroup, ListedCommand
 from foretoken.app.cli.state import state_of
 from foretoken.domain.frameworks.capability import describe_values
-from foretoken.domain.frameworks.engine import all_engines
+from foretoken.domain.frameworks.engine import EngineProfile, all_engines
 from foretoken.domain.frameworks.trainer import TrainerProfile, all_trainers
 from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.hardware.price import all_price_lists
@@ -44,44 +44,35 @@ _TERA = 1e12
 @app.command()
 def devices(context: typer.Context) -> None:
     """List the devices with their limits, and the other names each can be given by."""
-    rows = [
-        (
-            device.name,
-            device.description,
-            device.memory_bytes / GIB,
-            device.memory_bandwidth_bytes_per_s / _GIGA,
-            max(device.peak_flops_per_s.values()) / _TERA,
-            ", ".join(device.vendor_names),
-        )
-        for device in all_devices().values()
-    ]
-    columns = (
-        "device",
-        "what",
-        "memory (GiB)",
-        "bandwidth (GB/s)",
-        "best peak (TFLOP/s)",
-        "also called",
+    state_of(context).print_items(
+        "Devices",
+        all_devices().values(),
+        {
+            "device": "name",
+            "what": "description",
+            "memory (GiB)": lambda device: device.memory_bytes / GIB,
+            "bandwidth (GB/s)": lambda device: device.memory_bandwidth_bytes_per_s / _GIGA,
+            "best peak (TFLOP/s)": lambda device: max(device.peak_flops_per_s.values()) / _TERA,
+            "also called": lambda device: ", ".join(device.vendor_names),
+        },
     )
-    state_of(context).print_rows("Devices", columns, rows)
 
 
 @app.command()
 def topologies(context: typer.Context) -> None:
     """List the topologies."""
-    rows = [
-        (
-            topology.name,
-            topology.device,
-            topology.devices_per_node,
-            topology.intra_node.bandwidth_bytes_per_s / _GIGA,
-            topology.inter_node.bandwidth_bytes_per_s / _GIGA,
-            topology.description,
-        )
-        for topology in all_topologies().values()
-    ]
-    columns = ("topology", "device", "per node", "inside (GB/s)", "between (GB/s)", "what")
-    state_of(context).print_rows("Topologies", columns, rows)
+    state_of(context).print_items(
+        "Topologies",
+        all_topologies().values(),
+        {
+            "topology": "name",
+            "device": "device",
+            "per node": "devices_per_node",
+            "inside (GB/s)": lambda found: found.intra_node.bandwidth_bytes_per_s / _GIGA,
+            "between (GB/s)": lambda found: found.inter_node.bandwidth_bytes_per_s / _GIGA,
+            "what": "description",
+        },
+    )
 
 
 @app.command()
@@ -130,34 +121,27 @@ def engines(context: typer.Context) -> None:
 
     Any version within a profile's range works by name.
     """
-    rows = [
-        (
-            profile.name,
-            profile.versions or "-",
-            profile.scheduler,
-            profile.max_num_batched_tokens,
-            profile.max_num_seqs,
-            profile.admission,
-            profile.preemption,
-            profile.has_prefix_caching,
-            profile.has_async_scheduling,
-            *(describe_values(profile.can.has, aspect) for aspect in _ENGINE_ASPECTS),
-        )
-        for profile in all_engines().values()
-    ]
-    columns = (
-        "engine",
-        "versions",
-        "scheduler",
-        "tokens a step",
-        "requests",
-        "admission",
-        "preemption",
-        "prefix cache",
-        "asynchronous",
-        *_ENGINE_ASPECTS.values(),
+    state_of(context).print_items(
+        "Engines",
+        all_engines().values(),
+        {
+            "engine": "name",
+            "versions": lambda profile: profile.versions or "-",
+            "scheduler": "scheduler",
+            "tokens a step": "max_num_batched_tokens",
+            "requests": "max_num_seqs",
+            "admission": "admission",
+            "preemption": "preemption",
+            "prefix cache": "has_prefix_caching",
+            "asynchronous": "has_async_scheduling",
+            **{name: _can(aspect) for aspect, name in _ENGINE_ASPECTS.items()},
+        },
     )
-    state_of(context).print_rows("Engines", columns, rows)
+
+
+def _can(aspect: str) -> Callable[[TrainerProfile | EngineProfile], str]:
+    """Return what says which values of an aspect a profile has."""
+    return lambda profile: describe_values(profile.can.has, aspect)
 
 
 # What the list says of what a trainer can do; its file says what does not go together.
@@ -178,30 +162,20 @@ def _describe_transfers(profile: TrainerProfile) -> str:
 @app.command()
 def trainers(context: typer.Context) -> None:
     """List the training frameworks' profiles: what they do by their own rules, and can do."""
-    rows = [
-        (
-            profile.name,
-            profile.versions or "-",
-            profile.attention,
-            profile.gradient_accumulation,
-            _describe_transfers(profile),
-            ", ".join(_overlapped(profile)) or "nothing",
-            *(describe_values(profile.can.has, aspect) for aspect in _TRAINER_ASPECTS),
-            profile.framework or "-",
-        )
-        for profile in all_trainers().values()
-    ]
-    columns = (
-        "trainer",
-        "versions",
-        "attention",
-        "accumulation",
-        "transfers",
-        "hides",
-        *_TRAINER_ASPECTS.values(),
-        "framework",
+    state_of(context).print_items(
+        "Trainers",
+        all_trainers().values(),
+        {
+            "trainer": "name",
+            "versions": lambda profile: profile.versions or "-",
+            "attention": "attention",
+            "accumulation": "gradient_accumulation",
+            "transfers": _describe_transfers,
+            "hides": lambda profile: ", ".join(_overlapped(profile)) or "nothing",
+            **{name: _can(aspect) for aspect, name in _TRAINER_ASPECTS.items()},
+            "framework": lambda profile: profile.framework or "-",
+        },
     )
-    state_of(context).print_rows("Trainers", columns, rows)
 
 
 def _overlapped(profile: TrainerProfile) -> Iterator[str]:

@@ -176,17 +176,17 @@ def use(
 
 
 def _print_models(state: CliState, models: Sequence[ModelVersion]) -> None:
-    rows = [
-        (
-            model.version,
-            "yes" if model.is_active else "-",
-            model.created_at,
-            model.num_rows,
-            model.snapshot_hash,
-        )
-        for model in models
-    ]
-    state.print_rows("Latency models", ("version", "active", "created", "points", "snapshot"), rows)
+    state.print_items(
+        "Latency models",
+        models,
+        {
+            "version": "version",
+            "active": lambda model: "yes" if model.is_active else "-",
+            "created": "created_at",
+            "points": "num_rows",
+            "snapshot": "snapshot_hash",
+        },
+    )
 
 
 @with_option_groups

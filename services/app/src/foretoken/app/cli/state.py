@@ -9,12 +9,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -57,6 +57,9 @@ _notes = Console(stderr=True)
 # How results of the command that runs are printed; errors follow it.
 _output = ContextVar("output", default="table")
 NO_ANSWER = 3
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +105,16 @@ class CliState:
         names = keys or [key_of(column) for column in columns]
         records = [dict(zip(names, row, strict=True)) for row in rows]
         self.print_object(records, lambda: build_table(title, columns, rows))
+
+    def print_items(
+        self, title: str, items: Iterable[Item], columns: Mapping[str, str | Callable[[Item], Any]]
+    ) -> None:
+        """Print a row for each item; a column is an attribute by its name, or made of the item."""
+        rows = [
+            [getattr(item, of) if isinstance(of, str) else of(item) for of in columns.values()]
+            for item in items
+        ]
+        self.print_rows(title, list(columns), rows)
 
 
 def build_table(
