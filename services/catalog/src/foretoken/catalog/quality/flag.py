@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,14 +11,14 @@ import pyarrow.compute as pc
 
 from foretoken.catalog.dims import Indices, Mask
 
-_INT16_MAX = np.iinfo(np.int16).max
+_INT8_MAX, _INT16_MAX = np.iinfo(np.int8).max, np.iinfo(np.int16).max
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
     """A column: every row's code, and the value of each code."""
 
-    codes: npt.NDArray[np.int32]
+    codes: npt.NDArray[np.signedinteger[Any]]
     values: tuple[str | None, ...]
 
     def is_value(self, value: str) -> Mask:
@@ -38,12 +39,14 @@ def code_columns(table: pa.Table, names: Iterable[str]) -> dict[str, Coded]:
 def code_column(column: pa.ChunkedArray) -> Coded:
     """Return one text column coded."""
     if column.null_count == len(column):
-        return Coded(np.zeros(len(column), dtype=np.int32), (None,))
+        return Coded(np.zeros(len(column), dtype=np.int8), (None,))
     coded = column.dictionary_encode().combine_chunks()
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.unify_dictionaries().combine_chunks()
     values = coded.dictionary.to_pylist()
-    codes = coded.indices.fill_null(len(values)).to_numpy()
+    # In as few bytes as hold them: a review has nine such columns of a million rows.
+    kind = np.int8 if len(values) < _INT8_MAX else np.int32
+    codes = coded.indices.fill_null(len(values)).to_numpy().astype(kind)
     return Coded(codes, (*values, None) if coded.null_count else tuple(values))
 
 
