@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 
 from foretoken.app.cli.state import build_table, stack
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.search import (
     CandidateColumns,
@@ -76,8 +77,8 @@ def _columns(ranked: Sequence[Row]) -> dict[str, _Column]:
         columns["idle"] = lambda row: row["num_idle_devices"]
     columns |= {
         METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].cell,
-        "90 % interval": lambda row: (
-            f"{row['tps_per_gpu_low']:,.4g} to {row['tps_per_gpu_high']:,.4g}"
+        "90 % interval": lambda row: " to ".join(
+            format_number(row[f"tps_per_gpu_{end}"], 4) for end in ("low", "high")
         ),
         **{METRICS[name].title: METRICS[name].cell for name in ("tps_per_user", *_LATENCIES)},
     }
@@ -140,10 +141,9 @@ def _answers(report: ServingSearchReport, ranked: Sequence[Row]) -> list[str]:
             f"{METRICS['min_devices'].label}: {report.min_devices:,}, {report.min_devices_by}"
         )
     if report.min_usd_per_hour:
-        lines.append(
-            f"{METRICS['min_usd_per_hour'].label}: USD {report.min_usd_per_hour:,.4g} an hour,"
-            f" {report.min_usd_per_hour_by}"
-        )
+        usd = format_number(report.min_usd_per_hour, 4)
+        by = report.min_usd_per_hour_by
+        lines.append(f"{METRICS['min_usd_per_hour'].label}: USD {usd} an hour, {by}")
     return lines
 
 

@@ -31,6 +31,7 @@ from foretoken.app.web.views import (
 )
 from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit
 from foretoken.domain.errors import UnauthenticatedError
+from foretoken.domain.metrics.number_text import format_number
 
 View = Callable[[Visit], Shown | Redirect | Sent]
 
@@ -147,6 +148,7 @@ class Pages:
             lstrip_blocks=True,
             undefined=jinja2.StrictUndefined,
         )
+        self._templates.filters["number"] = lambda value: format_number(value, 4)
         self._templates.filters["zip_same"] = lambda names: [(name, name) for name in names]
         self._templates.globals.update(
             static=self._static.address,

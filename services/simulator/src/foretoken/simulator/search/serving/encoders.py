@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.units import US_PER_S
@@ -68,7 +69,8 @@ def put_before(points: Points, num_encoders: int, times: Sequence[EncoderTimes])
     most_rps = num_encoders * US_PER_S / np.maximum(encode_us, 1e-9) * _BUSIEST_RATIO
     late = points.is_ok & (points.rate_rps[0] > most_rps)
     reasons = [
-        f"{num_encoders} encoders carry {most:,.4g} requests/s of {rate:,.4g}"
+        f"{num_encoders} encoders carry {format_number(most, 4)} requests/s of"
+        f" {format_number(rate, 4)}"
         for most, rate in zip(most_rps[late], points.rate_rps[0][late], strict=True)
     ]
     return points.rule_out(late, "encoders", reasons)

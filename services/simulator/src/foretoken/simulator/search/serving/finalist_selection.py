@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, describe_limit
 from foretoken.domain.requests.search import LimitOutcome
 from foretoken.simulator.search.serving.finalists import LoadOutcome
@@ -188,4 +189,5 @@ def _describe(missed: LimitOutcome) -> str:
     if missed.metric == ATTAINMENT:
         return f"{missed.value:.1%} of requests in their SLO, fewer than {missed.limit:.1%},"
     what = describe_limit(missed.metric, missed.percentile)
-    return f"{what} {missed.value:,.4g} ms is over the limit of {missed.limit:,.4g} ms"
+    value, limit = (format_number(ms, 4) for ms in (missed.value, missed.limit))
+    return f"{what} {value} ms is over the limit of {limit} ms"

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingTargets
@@ -160,8 +161,8 @@ def rule_out_late(points: Points, asked: HasTargets, load: LoadProfile) -> Point
         late = points.is_ok & (figures > limit_us * (1 + _ROUNDING))
         if late.any():
             reasons = [
-                f"mean {LIMITED[metric].label} {value:,.4g} ms is over the limit of"
-                f" {limit_us / _US_PER_MS:,.4g} ms"
+                f"mean {LIMITED[metric].label} {format_number(value, 4)} ms is over the limit of"
+                f" {format_number(limit_us / _US_PER_MS, 4)} ms"
                 for value in (figures[late] / _US_PER_MS).tolist()
             ]
             points = points.rule_out(late, metric, reasons)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.requests.dataset import find_dataset
 from foretoken.domain.requests.training_run import RunSize, TrainingRunRequest
 from foretoken.domain.results.training_report import TrainingReport
@@ -62,8 +63,8 @@ def _failures(request: TrainingRunRequest, failures: FailureModel) -> Iterator[s
         num_devices = request.scenario.layout.num_devices
         rate = rules.checkpoint_bytes_per_s * num_devices
         yield (
-            f"checkpoints are written at {rate / 1e9:,.4g} GB/s by {num_devices:,} devices"
-            " together: give failures.checkpoint_s where the storage is slower"
+            f"checkpoints are written at {format_number(rate / 1e9, 4)} GB/s by {num_devices:,}"
+            " devices together: give failures.checkpoint_s where the storage is slower"
         )
     if request.prices.is_spot:
         yield (
