@@ -13,7 +13,7 @@ from foretoken.simulator.launch.server import ServedOptions, all_servers
 
 # What a server has no option for.
 _UNSAID = {
-    "vllm": {"mixes_prefill", "receive_interval", "window_tokens_ratio"},
+    "vllm": {"mixes_prefill", "receive_interval", "window_tokens_ratio", "encoder_urls"},
     "sglang": {"num_loras", "prefill_interval", "decode_context_parallel"},
 }
 
@@ -28,7 +28,11 @@ def _served(draw: st.DrawFn) -> ServedOptions:
     exchanges = EXPERT_EXCHANGES if ep == tp * dp else EXPERT_EXCHANGES[:1]
     drafts = draw(st.sampled_from(["", "ngram", "layers", "draft_model"]))
     max_loras = draw(st.integers(0, 8))
+    urls = st.lists(
+        st.sampled_from(["http://encoder-0:8000", "http://encoder-1:8000"]), unique=True
+    )
     return ServedOptions(
+        encoder_urls=tuple(draw(urls)),
         model_id=draw(st.sampled_from(["me/a model", "/models/x=1", "llama-3.1-8b"])),
         dtype=draw(st.sampled_from([DType.BF16, DType.FP16, DType.FP32])),
         tp=tp,
