@@ -166,4 +166,6 @@ def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> Non
         assert last == "interrupted"
         # What was being written just then may be written again.
         assert set(before) <= {"simulate at 2/s"}
-        assert process.wait(timeout=30) == 130
+        # Shells say 130 of both. CPython ends by the signal where it came inside of `exec` of a
+        # text, as when a dataclass is made, whatever became of it (run_eval_code_obj).
+        assert process.wait(timeout=30) in {130, -signal.SIGINT}

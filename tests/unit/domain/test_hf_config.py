@@ -133,7 +133,7 @@ def test_all_missing_keys_are_named_together() -> None:
         ("llama-2-7b", "num_attention_heads", 0),
         ("llama-2-7b", "hidden_size", "4096"),
         ("llama-2-7b", "vocab_size", True),
-        ("llama-2-7b", "hidden_act", "relu"),
+        ("llama-2-7b", "hidden_act", "tanh"),
         ("llama-2-7b", "tie_word_embeddings", 1),
         ("llama-2-7b", "num_key_value_heads", 2.5),
         ("qwen3-30b-a3b", "decoder_sparse_step", 2),
