@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from foretoken.domain.frameworks.engine import EngineProfile, KvTier
+from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.plugins import scan_modules
 from foretoken.simulator.cost.tables import CostTables, flat_tables
 from foretoken.simulator.serving.record import ServingRecord

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.frameworks.engine import EngineSpec, KvTier, all_engines, find_engine
+from foretoken.domain.frameworks.engine import EngineSpec, all_engines, find_engine
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.hardware.device import all_devices, find_device
 
 _VLLM_VERSIONS = [f"0.{minor}" for minor in range(14, 32)]

@@ -13,7 +13,7 @@ from foretoken.client.facade import Foretoken as Foretoken
 from foretoken.client.single_query import CallOptions as CallOptions
 from foretoken.domain.errors import ForetokenError as ForetokenError
 from foretoken.domain.frameworks.engine import EngineSpec as EngineSpec
-from foretoken.domain.frameworks.engine import KvTier as KvTier
+from foretoken.domain.frameworks.kv_tier import KvTier as KvTier
 from foretoken.domain.frameworks.trainer import TrainerSpec as TrainerSpec
 from foretoken.domain.job import Job as Job
 from foretoken.domain.measurements.correction import Correction as Correction

@@ -6,7 +6,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from foretoken.domain.frameworks.engine import EngineProfile, KvTier
+from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine.choice import list_schedulers
 from foretoken.simulator.serving.setup import DeploymentSetup

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.frameworks.engine import KvTier, find_engine
+from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.simulator.cluster.setup import PoolSetup
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine import clock, hand_over, layout

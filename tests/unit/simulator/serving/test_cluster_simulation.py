@@ -9,7 +9,8 @@ import pytest
 from serving_fakes import RooflinePredictor, SilentProgress, build_scenario, plain_engine
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.frameworks.engine import EngineSpec, KvTier
+from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.requests.cluster import (
     AutoscalingSpec,
     ClusterSpec,

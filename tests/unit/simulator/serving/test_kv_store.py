@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.domain.frameworks.engine import EngineProfile, KvTier
+from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.engine import layout, tier
 from foretoken.simulator.engine.layout import Records

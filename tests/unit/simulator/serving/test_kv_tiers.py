@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.domain.frameworks.engine import KvTier, find_engine
+from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup

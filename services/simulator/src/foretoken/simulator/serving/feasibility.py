@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.frameworks.engine import EngineProfile, KvTier
+from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.lowering.graph import (
     BatchShape,

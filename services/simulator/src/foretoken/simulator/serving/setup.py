@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.frameworks.engine import EngineProfile, KvTier
+from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.simulator.serving.speculation import Speculation
 
 
