@@ -292,6 +292,9 @@ def _read_tables() -> CostTables:
         prefill_more_us=(prefill_us - prefill_us[:1, :1])[None],
         floor_us=np.zeros_like(tokens_us),
         shared_us=np.zeros((1, 1)),
+        sent_us=np.zeros((1, 1)),
+        num_parts=np.ones(1),
+        num_layers=np.ones(1),
     )
 
 

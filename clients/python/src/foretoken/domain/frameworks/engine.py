@@ -30,6 +30,7 @@ ENGINE_ASPECTS: Mapping[str, str] = {
     "expert_exchange": "engine.rules.expert_exchange",
     "expert_balancing": "engine.rules.has_expert_balancing",
     "two_batch_overlap": "engine.rules.two_batch_tokens",
+    "experts": "engine.rules.ffn_devices",
     "dcp": "engine.rules.decode_context_parallel",
 }
 
@@ -45,10 +46,11 @@ class EngineCapabilities:
     numbers, or `more` for all above 1; `dp` are engines that share experts (1 without expert
     parallelism: replicas need nothing of an engine), `partial_ep` tells that experts are spread
     over some of an engine's ranks. `mode` is `aggregated` or `disaggregated`, `encoders` of images
-    are `together` with engines or `apart`, `kv_dtype` is `none`
-    where the KV cache has the scenario's format, `speculation` is `none` or its method, and `lora`
-    whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
-    `expert_exchange`, `expert_balancing`, `two_batch_overlap` and `dcp` rules of the engine.
+    are `together` with engines or `apart`, `experts` `together` with attention or `apart`,
+    `kv_dtype` is `none` where the KV cache has the scenario's format, `speculation` is `none` or
+    its method, and `lora` whether adapters are asked for. `quantization` and `dtype` are fields of
+    a scenario, `expert_exchange`, `expert_balancing`, `two_batch_overlap`, `experts` and `dcp`
+    rules of the engine.
 
     `conflicts` are values there are, but not together. `source` says where this was looked up.
     """
@@ -144,7 +146,8 @@ class EngineProfile:
     `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as their load says, with
     `num_redundant_experts` copies of those with most of it. Engines in lock step with at least
     `two_batch_tokens` (0: never) compute them in two halves, and hide the exchange of one half
-    behind the computation of the other.
+    behind the computation of the other. With `ffn_devices` (0: none) their experts lie on so many
+    devices of their own, to which steps go in `ffn_micro_batches`: see `parallelism/ffn.py`.
 
     Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step, and
     `output_us` and `output_us_per_seq` to hand its tokens out; the device waits for what the
@@ -200,6 +203,8 @@ class EngineProfile:
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0
     two_batch_tokens: int = 0
+    ffn_devices: int = 0
+    ffn_micro_batches: int = 3
     host_us: float = 0.0
     host_us_per_seq: float = 0.0
     output_us: float = 0.0
@@ -262,6 +267,8 @@ class EngineProfile:
             violations.append(
                 FieldViolation("num_redundant_experts", "needs has_expert_balancing: set it true")
             )
+        if self.ffn_devices and self.two_batch_tokens:
+            violations.append(FieldViolation("two_batch_tokens", "must be 0 with ffn_devices"))
         if any(size < 1 for size in self.graph_capture_sizes):
             violations.append(FieldViolation("graph_capture_sizes", "must all be at least 1"))
         if violations:
@@ -273,6 +280,7 @@ _AT_LEAST_ONE = (
     "max_num_batched_tokens",
     "block_size",
     "decode_context_parallel",
+    "ffn_micro_batches",
     "prefill_interval",
     "receive_interval",
 )
@@ -300,6 +308,7 @@ _NOT_NEGATIVE = (
     "graph_bytes_ratio",
     "num_redundant_experts",
     "two_batch_tokens",
+    "ffn_devices",
 )
 _ALLOWED = {
     "admission": ("chunk", "prompt", "answer", "context", "share", "peak"),

@@ -42,7 +42,11 @@ from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.limit import Limit, list_broken
 
 # Fields of a scenario that an axis outside of the layout is chosen by.
-_FIELDS = {"wp": "weight_parallel", "dcp": "engine.rules.decode_context_parallel"}
+_FIELDS = {
+    "wp": "weight_parallel",
+    "dcp": "engine.rules.decode_context_parallel",
+    "ffn": "engine.rules.ffn_devices",
+}
 
 
 def lower_rank(shape: BatchShape, options: LoweringOptions, rank: RankContext) -> Nodes:

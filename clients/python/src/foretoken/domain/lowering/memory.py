@@ -180,16 +180,21 @@ def plan_serving_memory(
     engine: EngineProfile,
     device: DeviceSpec,
     request_tokens: float = 0.0,
+    *,
+    has_attention: bool = True,
 ) -> ServingMemory:
     """Return the memory of a rank.
 
     `nodes` are its operators on the largest batch the engine runs, prefill and decode both.
-    Requests end with `request_tokens` in the KV cache (0: with as many as the model takes).
+    Requests end with `request_tokens` in the KV cache (0: with as many as the model takes); a
+    device of experts alone keeps nothing of them.
     """
     device_bytes, outside_bytes = visible_bytes(device), context_bytes(device)
-    model, kept = rank.model, _kept_bytes(nodes, rank)
-    weights_bytes = sum(node.weights_bytes for node in nodes) + _rotation_bytes(nodes, model)
-    weights_bytes += _extra_bytes(nodes, rank)
+    model, kept = rank.model, _Kept(0.0, {}, 0.0)
+    weights_bytes = sum(node.weights_bytes for node in nodes)
+    if has_attention:
+        kept = _kept_bytes(nodes, rank)
+        weights_bytes += _rotation_bytes(nodes, model) + _extra_bytes(nodes, rank)
     adapters_bytes = sum(node.weights_bytes for node in nodes if is_adapter_node(node))
     reserved_bytes = float(engine.reserved_bytes)
     if any(_communicates(node) for node in nodes):

@@ -48,6 +48,8 @@ class LoweringOptions:
     the distribution of tokens under which latencies were measured; `has_expert_balancing` places
     experts by their load, with `num_redundant_experts` copies of some.
 
+    With `ffn_devices` experts lie on so many devices of their own (see `parallelism/ffn.py`).
+
     Ranks of tensor parallelism that hold the same keys split them by tokens in
     `decode_context_parallel` parts.
 
@@ -69,6 +71,7 @@ class LoweringOptions:
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0
+    ffn_devices: int = 0
     decode_context_parallel: int = 1
     lora: LoraSpec | None = None
     training: TrainingOptions | None = None
@@ -110,6 +113,8 @@ class LayoutCases:
     num_redundant_experts: int = 0
     attention_dp: Quantity = False
     decode_context_parallel: int = 1
+    ffn_devices: int = 0
+    expert_exchange: str = "all_gather"
 
     @classmethod
     def of_rank(cls, rank: RankContext, options: LoweringOptions | None) -> Self:
@@ -133,6 +138,8 @@ class LayoutCases:
             num_redundant_experts=options.num_redundant_experts if options else 0,
             attention_dp=layout.attention_dp,
             decode_context_parallel=options.decode_context_parallel if options else 1,
+            ffn_devices=options.ffn_devices if options else 0,
+            expert_exchange=options.expert_exchange if options else "all_gather",
         )
 
     @property

@@ -129,13 +129,23 @@ def _spread(node: OperatorNode, lowering: Lowering) -> Iterator[OperatorNode]:
     tokens = lowering.shape.num_group_tokens
     if tokens is None:
         tokens = own_tokens * rank.layout.dp
-    dispatch, combine = _exchange(node, lowering, tokens)
-    experts = _local_experts(node, lowering, tokens)
+    held = _hold(lowering)
+    dispatch, combine = _exchange(node, held, tokens, rank.layout)
+    experts = _local_experts(node, held, tokens)
     for shared in (dispatch, experts, combine):
         yield dataclasses.replace(shared, is_group_wide=True)
     if rank.layout.tp > 1:
         # Each rank of an engine brought back its part of the engine's tokens.
         yield _collective(node, rank, "all_gather", own_tokens, "tp")
+
+
+def _hold(lowering: Lowering) -> Lowering:
+    """Return what the experts are lowered for: their devices, where attention has others."""
+    num_devices = lowering.options.ffn_devices
+    if num_devices == 0:
+        return lowering
+    layout = ParallelLayout(dp=num_devices, ep=num_devices)
+    return dataclasses.replace(lowering, rank=dataclasses.replace(lowering.rank, layout=layout))
 
 
 def _routing(node: OperatorNode, lowering: Lowering) -> ExpertRouting:
@@ -175,23 +185,32 @@ def _local_experts(node: OperatorNode, lowering: Lowering, tokens: Quantity) -> 
 
 
 def _exchange(
-    node: OperatorNode, lowering: Lowering, tokens: Quantity
+    node: OperatorNode, lowering: Lowering, tokens: Quantity, attending: ParallelLayout
 ) -> tuple[OperatorNode, OperatorNode]:
-    """Return what brings the group's tokens to the experts, and what brings the sums back."""
-    rank = lowering.rank
-    if lowering.options.expert_exchange == "all_gather" or rank.layout.ep == 1:
+    """Return what brings the group's tokens to the experts, and what brings the sums back.
+
+    They are on the ranks of the layout `attending`, the experts on those of `lowering`.
+    """
+    rank, num_apart = lowering.rank, lowering.options.ffn_devices
+    if not num_apart and (lowering.options.expert_exchange == "all_gather" or rank.layout.ep == 1):
         return (
             _collective(node, rank, "all_gather", tokens, "dp"),
             _collective(node, rank, "reduce_scatter", tokens, "dp"),
         )
-    placed = _collective(node, rank, "all_to_all", tokens, "dp")
+    num_ranks = attending.tp * attending.dp
+    both = ParallelLayout(dp=num_ranks + num_apart, cp=attending.cp)
+    placed = _collective(node, dataclasses.replace(rank, layout=both), "all_to_all", tokens, "dp")
     routing = _routing(node, lowering)
     load = expert_load(tokens, routing, lowering.options.moe_imbalance_ratio)
     # The busiest rank ends last: it receives, and sends back, more than its own.
     ratio = load.num_pairs * (rank.layout.ep / routing.top_k) / tokens
     copies = _count_copies(node, lowering, placed.dims["num_nodes"])
-    num_own = tokens / (rank.layout.tp * rank.layout.dp)
-    sent = larger(rounded(num_own * copies * ratio), 1)
+    if num_apart:
+        # Ranks that attend send alike, devices of experts receive what routing says.
+        received = rounded(tokens / num_apart * copies * ratio)
+        sent = larger(larger(rounded(tokens / num_ranks * copies), received), 1)
+    else:
+        sent = larger(rounded(tokens / num_ranks * copies * ratio), 1)
     width = node.dims["hidden"]
     bytes_out = rounded(sent * _dispatched_bytes(node, width))
     bytes_back = node.written_dtype.bytes_of(sent * width)

@@ -101,11 +101,19 @@ class ServingScenario:
     def num_devices(self) -> int:
         """Devices that the deployment starts with."""
         if self.cluster is None:
-            return self.layout.num_devices
+            return self.layout.num_devices + self._ffn_devices(self.engine)
         return sum(
-            replica_layout(pool.layout_in(self.layout)).num_devices * pool.num_replicas
+            pool.num_replicas
+            * (
+                replica_layout(pool.layout_in(self.layout)).num_devices
+                + (self._ffn_devices(pool.engine or self.engine) if pool.role != "encoder" else 0)
+            )
             for pool in self.cluster.pools
         )
+
+    def _ffn_devices(self, engine: EngineSpec) -> int:
+        """Return the devices that a replica has for experts alone."""
+        return engine.resolve(find_device(self.device), self.layout.tp).ffn_devices
 
     @property
     def busy_power_w(self) -> float:

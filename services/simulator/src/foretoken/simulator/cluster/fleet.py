@@ -35,9 +35,9 @@ class FleetPool:
         return self.scenario.layout.pp
 
     @property
-    def num_devices(self) -> int:
-        """Devices of an engine."""
-        return self.scenario.layout.num_devices // self.scenario.layout.dp
+    def num_devices(self) -> float:
+        """Devices of an engine, with its part of those that engines share."""
+        return self.scenario.num_devices / self.scenario.layout.dp
 
     def spans_of(self, engine: int, start_ns: int, end_ns: int) -> Sequence[ReplicaSpan]:
         """Return when an engine was held within a time; always where nothing is written down."""

@@ -126,7 +126,7 @@ def pool_report(run: FleetRun, pool: FleetPool, engines: Sequence[EngineReport])
         role=pool.role,
         device=pool.scenario.device,
         num_engines=record.num_engines,
-        num_devices=record.num_engines * pool.num_devices,
+        num_devices=round(record.num_engines * pool.num_devices),
         running_engines_mean=run.running_s(pool) / duration_s,
         num_requests=int(run.is_on(pool.engines).sum()),
         num_failures=record.num_failures,

@@ -7,7 +7,7 @@ import numpy as np
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
 from foretoken.domain.measurements.estimate import LatencyColumns
-from foretoken.domain.units import ceil_divide
+from foretoken.domain.units import Quantity, ceil_divide
 from foretoken.simulator.cost import family
 from foretoken.simulator.cost.answer import (
     Answers,
@@ -17,6 +17,7 @@ from foretoken.simulator.cost.answer import (
 )
 from foretoken.simulator.cost.attention_batching import each_more, find_mixed, repeat_answer
 from foretoken.simulator.cost.family import Axes
+from foretoken.simulator.cost.ffn_apart import count_micro_batches
 from foretoken.simulator.cost.image_encoding import (
     add_image_ends,
     encoder_nodes,
@@ -25,7 +26,12 @@ from foretoken.simulator.cost.image_encoding import (
 )
 from foretoken.simulator.cost.padding import LAUNCHES_PER_PIECEWISE_LAYER, padded_tokens
 from foretoken.simulator.cost.substitute import Substitute, find_folded
-from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
+from foretoken.simulator.cost.surface import (
+    ApartExperts,
+    LatencySurfaces,
+    Surface,
+    SurfaceSpec,
+)
 from foretoken.simulator.cost.two_batches import (
     computed_us,
     count_halves,
@@ -113,6 +119,7 @@ class SurfaceForm:
             for surface in (made["prefill"], more):
                 surface.values[0] += encoding * share
         token_counts = self._axes["tokens"][0]
+        group, apart = self._group_surfaces(groups, made["tokens"], answer_of)
         return LatencySurfaces(
             model_version=model_version,
             groups=groups,
@@ -122,7 +129,8 @@ class SurfaceForm:
             mixed=self._mixed_surface(answers, groups),
             prefill=made["prefill"],
             prefill_more=more,
-            group=self._group_surface(groups, made["tokens"], answer_of),
+            group=group,
+            apart=apart,
             decode_tokens=np.searchsorted(token_counts, self._decode_tokens),
             mixed_tokens=np.searchsorted(token_counts, self._mixed_tokens),
             floor_us=self._floor_us(),
@@ -154,7 +162,11 @@ class SurfaceForm:
     def _count_parts(self, name: str) -> Ints:
         """Return in how many parts the engines compute the steps of a surface."""
         num_engines = self._spec.layout.dp if name == "group" else 1
-        tokens_each = self._axes[name][0] / num_engines
+        return self._parts_of(self._axes[name][0] / num_engines)
+
+    def _parts_of(self, tokens_each: Quantity) -> Ints:
+        if self._spec.micro_batches:
+            return count_micro_batches(tokens_each, self._spec.micro_batches)
         return count_halves(tokens_each, self._spec.two_batch_tokens)
 
     def _parts(self, name: str) -> Axes:
@@ -164,20 +176,29 @@ class SurfaceForm:
             return axes
         return (ceil_divide(axes[0], self._count_parts(name)),)
 
-    def _group_surface(
+    def _group_surfaces(
         self,
         groups: Sequence[str],
         tokens: Surface,
         answer_of: Callable[[OperatorNode], LatencyColumns | None],
-    ) -> Surface | None:
-        """Return what engines in lock step share, without transfers that computation hides."""
+    ) -> tuple[Surface | None, ApartExperts | None]:
+        """Return what engines in lock step share, without transfers that computation hides.
+
+        Of experts on devices of their own these come apart, for what hides them is not known here.
+        """
         if "group" not in self._axes:
-            return None
+            return None, None
         axes, num_parts = self._axes["group"], self._count_parts("group")
         sent, computed = split_transfers(self._nodes["group"])
         sent_values, values = (
             num_parts * _sum_nodes(nodes, groups, answer_of) for nodes in (sent, computed)
         )
+        if self._spec.micro_batches:
+            return Surface(axes=axes, values=values), ApartExperts(
+                sent=Surface(axes=axes, values=sent_values),
+                num_parts=num_parts,
+                num_layers=sum(node.repeat for node in computed[0]),
+            )
         num_groups = len(groups)
         own_us = computed_us(tokens, groups, axes[0] / self._spec.layout.dp)
         ratio = waiting_ratio(
@@ -186,7 +207,7 @@ class SurfaceForm:
             num_parts,
             sum(node.repeat for node in sent[0]),
         )
-        return Surface(axes=axes, values=values + sent_values * ratio[:, None])
+        return Surface(axes=axes, values=values + sent_values * ratio[:, None]), None
 
     def _all_nodes(self) -> list[OperatorNode]:
         nodes = [n for stages in self._nodes.values() for stage in stages for n in stage]
@@ -243,7 +264,7 @@ class SurfaceForm:
                 floor[:, 0, :captured] = LAUNCHES_PER_PIECEWISE_LAYER * layers[:, None]
         if spec.graphs.pads_mixed:
             floor[:, 1, :captured] = LAUNCHES_PER_PIECEWISE_LAYER * layers[:, None]
-        num_parts = count_halves(np.arange(limits.num_tokens + 1), spec.two_batch_tokens)
+        num_parts = self._parts_of(np.arange(limits.num_tokens + 1))
         return floor * num_parts * spec.launch_us
 
 

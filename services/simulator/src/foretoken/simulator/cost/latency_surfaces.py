@@ -61,6 +61,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         max_context=1 << max(max_context - 1, 1).bit_length(),
         rows_per_seq=_tokens_per_seq(scenario),
         two_batch_tokens=engine.two_batch_tokens if engine_layout(scenario).dp > 1 else 0,
+        micro_batches=engine.ffn_micro_batches if engine.ffn_devices else 0,
         power_limit_w=scenario.power_limit_w,
         correction=scenario.correction,
         images=_images_of(scenario),
@@ -116,6 +117,7 @@ def serving_options(scenario: ServingScenario) -> LoweringOptions:
         expert_exchange=engine.expert_exchange,
         has_expert_balancing=engine.has_expert_balancing,
         num_redundant_experts=engine.num_redundant_experts,
+        ffn_devices=engine.ffn_devices,
         decode_context_parallel=engine.decode_context_parallel,
         # No module was measured over a part of its context.
         mla_form="module" if engine.decode_context_parallel == 1 else "operators",

@@ -18,11 +18,11 @@ class SurfaceSpec:
     `software` is the engine with its versions, whose measurements come first. `layout.dp` is above
     1 only where engines run in lock step and share experts. A sequence is sampled from at
     `rows_per_seq` of its tokens at most. Engines in lock step compute steps of `two_batch_tokens`
-    each (0: none) in two halves. Where devices are limited to `power_limit_w`, 0 for what they are
-    sold with, times are those of work that lasts, not of bursts. A `correction` (empty: none) is
-    multiplied to operators' times. `images` are those of every prompt
-    (None: prompts are text). Sums over ranks of at most `fused_norm_bytes` are one kernel with the
-    norm after them.
+    each (0: none) in two halves, and steps go in `micro_batches` (0: whole) to experts on devices
+    of their own. Where devices are limited to `power_limit_w`, 0 for what they are sold with, times
+    are those of work that lasts, not of bursts. A `correction` (empty: none) is multiplied to
+    operators' times. `images` are those of every prompt (None: prompts are text). Sums over ranks
+    of at most `fused_norm_bytes` are one kernel with the norm after them.
     """
 
     model: ModelArchitecture
@@ -41,6 +41,7 @@ class SurfaceSpec:
     max_context: int
     rows_per_seq: int = 1
     two_batch_tokens: int = 0
+    micro_batches: int = 0
     power_limit_w: float = 0.0
     correction: str = ""
     images: EncodedImages | None = None
@@ -71,6 +72,19 @@ class Surface:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ApartExperts:
+    """What steps have with experts on devices of their own, by points of the surface `group`.
+
+    `sent` is what goes there and back, `num_parts` the micro-batches, `num_layers` those with
+    experts.
+    """
+
+    sent: Surface
+    num_parts: Ints
+    num_layers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LatencySurfaces:
     """All surfaces of a deployment.
 
@@ -80,7 +94,8 @@ class LatencySurfaces:
     (tokens of all engines in lock step; None where each runs on its own). `decode_tokens` and
     `mixed_tokens` give, from 0 tokens on, the point of `tokens` a step is padded to; `floor_us` by
     [stage, decode or mixed, tokens] is what its launches take. `notes` say whose measurements stand
-    in for the engine's own. The images of one prompt take `encoding_us` to be encoded.
+    in for the engine's own. The images of one prompt take `encoding_us` to be encoded. Where
+    experts are `apart`, `group` is what they compute alone (see `ffn_apart.py`).
     """
 
     model_version: str
@@ -98,3 +113,4 @@ class LatencySurfaces:
     num_engines: int = 1
     notes: tuple[str, ...] = ()
     encoding_us: float = 0.0
+    apart: ApartExperts | None = None

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from foretoken.simulator.cost.ffn_apart import together_us
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.jit import compiled, compiled_part
 
@@ -38,7 +39,8 @@ class CostTables(NamedTuple):
     the others `prefill_more_us`. A step takes at least
     `floor_us`, as `tokens_us`, what its launches take. `shared_us`, by tokens of all engines that
     run in lock step together, comes once on top of the slowest of them; it is of one column, 0,
-    where engines run on their own.
+    where engines run on their own. To experts on devices of their own steps go in `num_parts` over
+    `num_layers`, `sent_us` there and back, by the same tokens; else that is 0, in one part.
     """
 
     tokens_us: Floats
@@ -55,6 +57,12 @@ class CostTables(NamedTuple):
     prefill_more_us: Floats
     floor_us: Floats
     shared_us: Floats
+    sent_us: Floats
+    num_parts: Floats
+    num_layers: Floats
+
+
+_together_us = compiled_part(together_us)
 
 
 @compiled
@@ -125,6 +133,16 @@ def shared_us(tables: CostTables, stage: int, num_tokens: int) -> float:
     """Return what engines in lock step take together on a stage, by the tokens of all, in µs."""
     last = tables.shared_us.shape[1] - 1
     return float(tables.shared_us[stage, min(num_tokens, last)])
+
+
+@compiled
+def with_shared_us(tables: CostTables, stage: int, own_us: float, num_tokens: int) -> float:
+    """Return the time of a step of engines in lock step, by that of the slowest alone, in µs."""
+    place = min(num_tokens, tables.shared_us.shape[1] - 1)
+    shared_us, sent_us = tables.shared_us[stage, place], tables.sent_us[stage, place]
+    return float(
+        _together_us(own_us, shared_us, sent_us, tables.num_parts[place], tables.num_layers[0])
+    )
 
 
 @compiled_part
@@ -205,4 +223,7 @@ def flat_tables(step_us: float = 1000.0, us_per_token: float = 10.0, **sizes: An
         prefill_more_us=np.zeros((1, 2, 2)),
         floor_us=np.zeros((1, 2, max_tokens + 1)),
         shared_us=np.zeros((1, 1)),
+        sent_us=np.zeros((1, 1)),
+        num_parts=np.ones(1),
+        num_layers=np.ones(1),
     )

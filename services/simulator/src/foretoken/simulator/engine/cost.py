@@ -65,6 +65,9 @@ def tables_of(state: State, which: int) -> CostTables:
         array_at(pointer(at.prefill_more_us_at), prefills, real),
         array_at(pointer(at.floor_us_at), (stages, 2, at.num_floor), real),
         array_at(pointer(at.shared_us_at), (stages, at.num_shared), real),
+        array_at(pointer(at.sent_us_at), (stages, at.num_shared), real),
+        array_at(pointer(at.num_parts_at), at.num_shared, real),
+        array_at(pointer(at.num_layers_at), 1, real),
     )
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from foretoken.domain.units import NS_PER_US
-from foretoken.simulator.cost.tables import CostTables, StepShape, shared_us, stage_us
+from foretoken.simulator.cost.tables import CostTables, StepShape, stage_us, with_shared_us
 from foretoken.simulator.engine.choice import call_select
 from foretoken.simulator.engine.cost import draft_shared_us, draft_us
 from foretoken.simulator.engine.layout import (
@@ -180,7 +180,7 @@ def _launch(state: State, tables: CostTables, u: int, now_ns: int) -> None:
         slowest_us = 0.0
         for e in range(first, last):
             slowest_us = max(slowest_us, _engine_us(state, tables, e, stage))
-        slowest_us += shared_us(tables, stage, num_tokens)
+        slowest_us = with_shared_us(tables, stage, slowest_us, num_tokens)
         if state.num_draft_passes > 0 and stage == 0:
             slowest_us += draft_shared_us(state, num_tokens, total_seqs)
         ready_ns += to_ns(slowest_us)

@@ -108,6 +108,9 @@ def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> Non
     for pool in pools:
         mode = "disaggregated" if "prefill" in roles else "aggregated"
         profile = pool.scenario.resolve_engine()
+        if profile.ffn_devices:
+            why = "no files are written for attention and experts apart: set it 0"
+            raise InvalidRequestError.of_field("engine.rules.ffn_devices", why)
         bound = EngineBound(name=engine.name, can=engine.can)
         if profile.engine == engine.name:
             bound = EngineBound(name=profile.name, can=profile.can)

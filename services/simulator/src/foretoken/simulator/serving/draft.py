@@ -127,6 +127,10 @@ def list_speculation_lacks(scenario: ServingScenario) -> list[FieldViolation]:
             spec.num_draft_tokens < engine.max_num_batched_tokens,
             f"must be below max_num_batched_tokens ({engine.max_num_batched_tokens})",
         ),
+        "engine.rules.ffn_devices": (
+            engine.ffn_devices == 0,
+            "must be 0: engines that speculate have no experts apart",
+        ),
         "layout.pp": (
             layout.pp == 1 or not has_draft,
             "must be 1 with a draft; the method ngram works on several stages",

@@ -97,7 +97,7 @@ def _bytes_s(
         tokens, counts = count_whole(steps.num_tokens)
         shape = BatchShape(num_tokens=tokens, num_output_rows=tokens)
         bytes_ = np.zeros(len(ranks))
-        for stage, (rank, memory) in enumerate(zip(ranks, memories, strict=True)):
+        for stage, (rank, memory) in enumerate(zip(ranks, memories[: len(ranks)], strict=True)):
             if len(tokens):
                 read = _weights_read(lower_rank(shape, options, rank), len(tokens))
                 bytes_[stage] = read @ counts
@@ -290,10 +290,13 @@ def add_prices(report: ServingReport, run: FleetRun, totals: RunTotals) -> Servi
 def describe_memory(
     fleet: Sequence[FleetPool], memories: Sequence[Sequence[ServingMemory]]
 ) -> tuple[ServingStageMemory, ...]:
-    """Return what occupies a device of each stage; the KV cache is the one the run had."""
+    """Return what occupies a device of each stage; the KV cache is the one the run had.
+
+    A device of experts alone is one of a pool of their own.
+    """
     return tuple(
         ServingStageMemory(
-            stage=stage,
+            stage=stage % pool.num_stages,
             device_bytes=memory.device_bytes,
             usable_bytes=memory.usable_bytes,
             weights_bytes=memory.weights_bytes,
@@ -303,7 +306,9 @@ def describe_memory(
             kv_bytes=memory.kv_bytes_per_token * pool.record.num_kv_blocks * pool.record.block_size
             + memory.window_bytes
             + memory.state_bytes,
-            pool=pool.record.name,
+            pool=f"{pool.record.name} experts".strip()
+            if stage >= pool.num_stages
+            else pool.record.name,
         )
         for pool, stages in zip(fleet, memories, strict=True)
         for stage, memory in enumerate(stages)

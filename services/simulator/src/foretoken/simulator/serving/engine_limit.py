@@ -90,4 +90,5 @@ def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
         "expert_balancing": engine.has_expert_balancing,
         "dcp": engine.decode_context_parallel,
         "two_batch_overlap": engine.two_batch_tokens > 0,
+        "experts": "apart" if engine.ffn_devices else "together",
     }

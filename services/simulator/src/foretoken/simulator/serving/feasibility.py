@@ -60,9 +60,10 @@ def judge_feasibility(
         except InvalidRequestError as err:
             return (), f"the draft: {err.message}"
     memories = plan_memories(scenario, engine, device, request_tokens)
-    for memory in memories:
+    for place, memory in enumerate(memories):
         if memory.infeasibility:
-            return memories, memory.infeasibility
+            where = "" if place < scenario.layout.pp else "a device of experts: "
+            return memories, where + memory.infeasibility
     if count_kv_blocks(scenario, engine, memories) == 0:
         return memories, "the memory left for the KV cache holds no block"
     return memories, ""
@@ -89,10 +90,12 @@ def plan_memories(
 ) -> list[ServingMemory]:
     """Return the memory of one rank of every pipeline stage, with its draft if it has one.
 
-    The layout must fit the model, and the draft. `device` and `request_tokens` are as in
-    `judge_feasibility`.
+    Where experts are apart that of one of their devices comes after. The layout must fit the model,
+    and the draft. `device` and `request_tokens` are as in `judge_feasibility`.
     """
     device = device or find_device(scenario.device)
+    if engine.ffn_devices:
+        return _plan_apart(scenario, engine, device, request_tokens)
     memories = [
         plan_serving_memory(
             _lower_largest(scenario, engine, rank), rank, engine, device, request_tokens
@@ -108,9 +111,24 @@ def plan_memories(
     ]
 
 
+def _plan_apart(
+    scenario: ServingScenario, engine: EngineProfile, device: DeviceSpec, request_tokens: float
+) -> list[ServingMemory]:
+    """Return the memory of a rank that attends, and of a device of experts."""
+    [rank] = _ranks(scenario)
+    nodes = _lower_largest(scenario, engine, rank)
+    attending = tuple(n for n in nodes if not n.is_group_wide or n.group == "collective")
+    experts = tuple(n for n in nodes if n.is_group_wide)
+    return [
+        plan_serving_memory(attending, rank, engine, device, request_tokens),
+        plan_serving_memory(experts, rank, engine, device, has_attention=False),
+    ]
+
+
 def whole_memory(scenario: ServingScenario) -> ServingMemory:
     """Return the memory of the model on one device: what it keeps of a request counts once."""
-    alone = replace(scenario, layout=ParallelLayout())
+    engine = replace(scenario.engine, rules={**scenario.engine.rules, "ffn_devices": "0"})
+    alone = replace(scenario, layout=ParallelLayout(), engine=engine)
     [memory] = plan_memories(alone, alone.resolve_engine())
     return memory
 

@@ -1,6 +1,6 @@
 """How long serving steps take, and what that time consists of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from foretoken.domain.measurements.estimate import Provenance
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.cost.answer import NUM_BOUNDS
+from foretoken.simulator.cost.ffn_apart import together_us
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface
 from foretoken.simulator.cost.tables import DECODE, MIXED, CostTables
 from foretoken.simulator.grid import Floats, Ints, grid_corners, interpolate
@@ -18,6 +19,7 @@ from foretoken.simulator.serving.record import StepRecord, split_steps
 LAUNCH_GROUP = "launch"
 # Steps whose shares of the surfaces are in memory at once.
 _PIECE_STEPS = 50_000
+_ONE_LAYER = {"num_layers": np.ones(1)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,18 +147,49 @@ class SurfaceCost:
 
     def _busy_us(self, steps: StepRecord) -> Floats:
         """Return [stage, step]: what the operators take."""
-        busy_us = np.zeros((self.num_stages, len(steps.num_tokens)))
-        for part in self._parts(steps):
+        return self._sum_us(self._parts(steps), len(steps.num_tokens))
+
+    def _sum_us(self, parts: Iterable[_Part], num_steps: int) -> Floats:
+        busy_us = np.zeros((self.num_stages, num_steps))
+        for part in parts:
             values = self._total_us(part.surface)
             for stage in range(self.num_stages):
                 busy_us[stage] += np.bincount(
                     part.steps,
                     values[stage, part.points] * part.weights,
-                    minlength=busy_us.shape[1],
+                    minlength=num_steps,
                 )
         return busy_us
 
     def _parts(self, steps: StepRecord) -> Iterator[_Part]:
+        own = list(self._own_parts(steps))
+        yield from own
+        if self._surfaces.group is not None:
+            yield from self._shared_parts(steps, own, self._surfaces.group)
+
+    def _shared_parts(
+        self, steps: StepRecord, own: Sequence[_Part], group: Surface
+    ) -> Iterator[_Part]:
+        """Yield what engines in lock step share; of experts apart what attention does not hide."""
+        apart, everyone = self._surfaces.apart, np.arange(len(steps.num_tokens))
+        tokens = steps.num_group_tokens
+        if tokens is None:  # as many on each
+            tokens = steps.num_tokens * self._surfaces.num_engines
+        points = np.searchsorted(group.axes[0], tokens)
+        if apart is None:
+            yield _points(group, everyone, points)
+            return
+        floor_us = self._surfaces.floor_us[0, _kinds(steps), steps.num_tokens]
+        own_us = np.maximum(self._sum_us(own, len(everyone))[0], floor_us)
+        experts_us, sent_us = (self._total_us(it)[0, points] for it in (group, apart.sent))
+        num_parts = apart.num_parts[points]
+        whole_us = together_us(own_us, experts_us, sent_us, num_parts, apart.num_layers)
+        other_us = experts_us + sent_us
+        seen = np.divide(whole_us - own_us, other_us, out=np.ones_like(own_us), where=other_us > 0)
+        for surface in (group, apart.sent):
+            yield _Part(surface=surface, steps=everyone, points=points, weights=seen)
+
+    def _own_parts(self, steps: StepRecord) -> Iterator[_Part]:
         surfaces = self._surfaces
         everyone = np.arange(len(steps.num_tokens))
         index = np.where(
@@ -169,11 +202,6 @@ class SurfaceCost:
         yield _points(surfaces.rows, with_rows, steps.num_rows[with_rows] - 1)
         yield from self._decode_parts(steps)
         yield from self._prefill_parts(steps)
-        if surfaces.group is not None:
-            counts, tokens = surfaces.group.axes[0], steps.num_group_tokens
-            if tokens is None:  # as many on each
-                tokens = steps.num_tokens * surfaces.num_engines
-            yield _points(surfaces.group, everyone, np.searchsorted(counts, tokens))
 
     def _decode_parts(self, steps: StepRecord) -> Iterator[_Part]:
         kinds = _kinds(steps)
@@ -218,16 +246,27 @@ class SurfaceCost:
             prefill_us=self._shaped_us(surfaces.prefill),
             prefill_more_us=self._shaped_us(surfaces.prefill_more),
             floor_us=np.ascontiguousarray(surfaces.floor_us),
-            shared_us=self._shared_us(),
+            **self._shared_tables(),
         )
 
-    def _shared_us(self) -> Floats:
-        group = self._surfaces.group
+    def _shared_tables(self) -> Mapping[str, Floats]:
+        """Return the tables of what engines in lock step share, by all tokens of theirs."""
+        group, apart = self._surfaces.group, self._surfaces.apart
         if group is None:
-            return np.zeros((self.num_stages, 1))
+            none = np.zeros((self.num_stages, 1))
+            return {"shared_us": none, "sent_us": none, "num_parts": np.ones(1)} | _ONE_LAYER
         counts = group.axes[0]
         index = np.searchsorted(counts, np.arange(counts[-1] + 1))
-        return np.ascontiguousarray(self._total_us(group)[:, index])
+        shared_us = np.ascontiguousarray(self._total_us(group)[:, index])
+        if apart is None:
+            none = np.zeros_like(shared_us)
+            return {"shared_us": shared_us, "sent_us": none, "num_parts": none[0] + 1} | _ONE_LAYER
+        return {
+            "shared_us": shared_us,
+            "sent_us": np.ascontiguousarray(self._total_us(apart.sent)[:, index]),
+            "num_parts": apart.num_parts[index].astype(np.float64),
+            "num_layers": np.array([float(apart.num_layers)]),
+        }
 
     def _total_us(self, surface: Surface) -> Floats:
         total: Floats = surface.values[:, : self._num_groups].sum(axis=1)

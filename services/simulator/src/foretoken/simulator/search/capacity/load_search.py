@@ -50,6 +50,9 @@ def take_bound(surfaces: LatencySurfaces, bound: Bound) -> LatencySurfaces:
         for name in _SURFACES
         if (surface := getattr(surfaces, name)) is not None
     }
+    if surfaces.apart is not None:
+        sent = _move(surfaces.apart.sent, num_groups, num_groups + BOUNDS.index(bound))
+        moved["apart"] = replace(surfaces.apart, sent=sent)
     return replace(surfaces, **moved)
 
 

@@ -140,10 +140,11 @@ class EngineAnswer:
     `passes` are those of the prefill replicas, whose state is that of full ones; its TTFT is alone.
     `window_bytes_per_token` are those of each token in a sliding window as well, `state_bytes` a
     request's recurrent state. Where it is sent embeddings, `encoding_us` is what making those of a
-    prompt takes a device as its own.
+    prompt takes a device as its own. A replica has `num_devices`.
     """
 
     kind: EngineKind
+    num_devices: int
     aggregated: ReplicaAnswers
     prefill: ReplicaAnswers
     passes: PromptPasses
@@ -210,6 +211,7 @@ class EngineForm:
         prefill, passes = self._prefill(form)
         return EngineAnswer(
             kind=self._kind,
+            num_devices=self._kind.scenario(self._base, 1, 0).num_devices,
             aggregated=self._aggregated(form),
             prefill=prefill,
             passes=passes,

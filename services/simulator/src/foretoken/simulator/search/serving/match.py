@@ -99,7 +99,7 @@ def _deployments(
 ) -> Points:
     found = answer.aggregated
     max_devices, target_rps = size
-    devices = answer.kind.layout.num_devices
+    devices = answer.num_devices
     replicas = count_replicas(found.state.rate_rps[0], devices, max_devices, target_rps)
     carried = found.state.rate_rps * replicas
     points = empty_points(len(found.batch))
@@ -202,7 +202,7 @@ def _make_pairs(
     carried = np.minimum(numbers[0] * prefill_rps, numbers[1] * decode_rps)
     if search.target_rps:
         carried = np.minimum(carried, search.target_rps)
-    layouts = [pool.kind.layout.num_devices for pool in pools]
+    layouts = [pool.num_devices for pool in pools]
     used = search.load.context_mean / (search.load.prefill_mean + search.load.decode_mean)
     return replace(
         empty_points(len(left)),
@@ -239,7 +239,7 @@ def _count_pools(
     prefill_rps: Floats,
     decode_rps: Floats,
 ) -> tuple[Ints, Ints]:
-    devices = [pool.kind.layout.num_devices for pool in pools]
+    devices = [pool.num_devices for pool in pools]
     if search.target_rps:
         return (
             count_replicas(prefill_rps, devices[0], search.max_devices, search.target_rps),

@@ -43,7 +43,7 @@ def find_figures(
     """
     tps = points.rate_rps * load.decode_mean
     prices = np.array([_price(request, answer.kind.device) for answer in answers] or [0.0])
-    devices = np.array([answer.kind.layout.num_devices for answer in answers] or [0])
+    devices = np.array([answer.num_devices for answer in answers] or [0])
     hour = points.replicas * devices[points.kind] * prices[points.kind]
     has_prefill = points.prefill_kind >= 0
     first = np.where(has_prefill, points.prefill_kind, 0)

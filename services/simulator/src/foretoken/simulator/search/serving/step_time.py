@@ -8,6 +8,7 @@ import numpy as np
 
 from foretoken.simulator.cost.answer import NUM_BOUNDS, Questions
 from foretoken.simulator.cost.family import Axes
+from foretoken.simulator.cost.ffn_apart import count_micro_batches, together_us
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.latency_surfaces import query_of, replica_ranks
 from foretoken.simulator.cost.padding import padded_tokens
@@ -87,6 +88,8 @@ class StepTimes:
             for name in ("tokens", "rows", "decode", "mixed", "prefill", "prefill_more")
         }
         self._shared = self._variants(surfaces.group) if surfaces.group else None
+        self._sent = self._variants(surfaces.apart.sent) if surfaces.apart else None
+        self._micro_batches, self._num_engines = spec.micro_batches, spec.layout.dp
 
     @property
     def model_version(self) -> str:
@@ -121,7 +124,7 @@ class StepTimes:
         at = (num_seqs, np.full_like(num_seqs, float(axes[1][0])), raggedness)
         total = self._tokens_us(DECODE, num_tokens) + self._rows_us(num_rows)
         total = total + interpolate(axes, self._values["decode"], at)
-        return self._floored(DECODE, num_tokens, total) + self._shared_us(num_group)
+        return self._with_shared_us(self._floored(DECODE, num_tokens, total), num_group)
 
     def mixed_us(self, steps: MixedSteps) -> Floats:
         """Return the time of steps that compute prompts."""
@@ -150,7 +153,8 @@ class StepTimes:
         total = total + alone * np.minimum(steps.num_prefills, 1.0)
         total = total + more * np.maximum(steps.num_prefills - 1.0, 0.0)
         total = total + self._beside_us(steps)
-        return self._floored(MIXED, num_tokens, total) + self._shared_us(steps.num_group_tokens)
+        own_us = self._floored(MIXED, num_tokens, total)
+        return self._with_shared_us(own_us, steps.num_group_tokens)
 
     def _other_drafts_us(self, num_seqs: Floats, raggedness: Floats, num_all: Floats) -> Floats:
         """Return the time of the draft's passes after its first, a token of each sequence."""
@@ -191,10 +195,26 @@ class StepTimes:
         index = np.clip(np.rint(num_tokens), 0, floor.shape[2] - 1).astype(np.int64)
         return np.maximum(total_us, floor[None, :, kind, index])
 
-    def _shared_us(self, num_group_tokens: Floats) -> Floats:
+    def _with_shared_us(self, own_us: Floats, num_group_tokens: Floats) -> Floats:
+        """Return the time of steps with what engines in lock step share."""
         if self._shared is None or self._surfaces.group is None:
-            return np.zeros(1)
-        return interpolate(self._surfaces.group.axes, self._shared, (num_group_tokens,))
+            return own_us
+        axes, at = self._surfaces.group.axes, (num_group_tokens,)
+        shared_us = interpolate(axes, self._shared, at)
+        if self._sent is None:
+            return own_us + shared_us
+        return self._together_us(
+            own_us, shared_us, interpolate(axes, self._sent, at), num_group_tokens
+        )
+
+    def _together_us(
+        self, own_us: Floats, experts_us: Floats, sent_us: Floats, num_group_tokens: Floats
+    ) -> Floats:
+        """Return the time of steps whose experts are apart."""
+        num_parts = count_micro_batches(num_group_tokens / self._num_engines, self._micro_batches)
+        num_layers = self._surfaces.apart.num_layers if self._surfaces.apart else 1
+        whole_us: Floats = together_us(own_us, experts_us, sent_us, num_parts, num_layers)
+        return whole_us
 
     def _variants(self, surface: Surface) -> Floats:
         """Return [variant, stage, grid point] of a surface."""
@@ -222,6 +242,13 @@ class ProvenanceTimes(StepTimes):
     def _floored(self, kind: int, num_tokens: Floats, total_us: Floats) -> Floats:
         del kind, num_tokens
         return total_us
+
+    def _together_us(
+        self, own_us: Floats, experts_us: Floats, sent_us: Floats, num_group_tokens: Floats
+    ) -> Floats:
+        """Return what all operators take, whatever hides behind what."""
+        del num_group_tokens
+        return own_us + experts_us + sent_us
 
     def _variants(self, surface: Surface) -> Floats:
         first = len(self._surfaces.groups) + NUM_BOUNDS
