@@ -188,7 +188,7 @@ def make_tables(step_us: float, num_stages: int) -> CostTables:
         for name, column in tables._asdict().items()
         if name.endswith("_us")
     }
-    return tables._replace(**columns)
+    return tables._replace(**columns, shared=np.repeat(tables.shared, num_stages, axis=0))
 
 
 def _draw_column(draw: st.DrawFn, values: st.SearchStrategy[int], count: int) -> NDArray[np.int64]:

@@ -168,7 +168,7 @@ def test_a_ranks_experts_are_told_by_those_of_a_device_that_holds_all() -> None:
     experts = {"moe_experts": lambda table: table.columns["num_tokens"]}
     scenario = _one_layer("mixtral-8x7b", layout=ParallelLayout(dp=2, ep=2))
     # Half of the pairs of 512 tokens and their two experts are a rank's.
-    assert _tables(scenario, experts).shared_us[0, 512] == pytest.approx(256)
+    assert _tables(scenario, experts).shared[0, 0, 512] == pytest.approx(256)
 
 
 def test_vllm_also_goes_through_the_pairs_of_other_ranks() -> None:
@@ -180,7 +180,7 @@ def test_vllm_also_goes_through_the_pairs_of_other_ranks() -> None:
     moved = 2 * 512 * (5 * 14336 + 2 * 4096)
     bandwidth = find_device("h100_sxm").memory_bandwidth_bytes_per_s
     expected = 256 + 1e6 * moved / bandwidth
-    assert _tables(scenario, experts).shared_us[0, 512] == pytest.approx(expected)
+    assert _tables(scenario, experts).shared[0, 0, 512] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("layout", [ParallelLayout(tp=2), ParallelLayout(tp=2, ep=2)])

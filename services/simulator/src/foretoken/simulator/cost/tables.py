@@ -37,10 +37,10 @@ class CostTables(NamedTuple):
     same) and `prefill_us` by (new tokens, context before them); all are linear between the points
     of their axes. Prefills fill a device together: the one that takes longest pays `prefill_us`,
     the others `prefill_more_us`. A step takes at least
-    `floor_us`, as `tokens_us`, what its launches take. `shared_us`, by tokens of all engines that
-    run in lock step together, comes once on top of the slowest of them; it is of one column, 0,
-    where engines run on their own. To experts on devices of their own steps go in `num_parts` over
-    `num_layers`, `sent_us` there and back, by the same tokens; else that is 0, in one part.
+    `floor_us`, as `tokens_us`, what its launches take. `shared` is by tokens of all engines that
+    run in lock step together, of one column where engines run on their own: what comes once on top
+    of the slowest of them, what is sent to experts on devices of their own and back, in how many
+    parts, and over how many layers; see `together_us`.
     """
 
     tokens_us: Floats
@@ -56,10 +56,7 @@ class CostTables(NamedTuple):
     prefill_us: Floats
     prefill_more_us: Floats
     floor_us: Floats
-    shared_us: Floats
-    sent_us: Floats
-    num_parts: Floats
-    num_layers: Floats
+    shared: Floats
 
 
 _together_us = compiled_part(together_us)
@@ -131,18 +128,26 @@ def _decode_us(tables: CostTables, values: Floats, shape: StepShape) -> float:
 @compiled
 def shared_us(tables: CostTables, stage: int, num_tokens: int) -> float:
     """Return what engines in lock step take together on a stage, by the tokens of all, in µs."""
-    last = tables.shared_us.shape[1] - 1
-    return float(tables.shared_us[stage, min(num_tokens, last)])
+    return float(tables.shared[stage, 0, min(num_tokens, tables.shared.shape[2] - 1)])
 
 
 @compiled
 def with_shared_us(tables: CostTables, stage: int, own_us: float, num_tokens: int) -> float:
     """Return the time of a step of engines in lock step, by that of the slowest alone, in µs."""
-    place = min(num_tokens, tables.shared_us.shape[1] - 1)
-    shared_us, sent_us = tables.shared_us[stage, place], tables.sent_us[stage, place]
-    return float(
-        _together_us(own_us, shared_us, sent_us, tables.num_parts[place], tables.num_layers[0])
-    )
+    place = min(num_tokens, tables.shared.shape[2] - 1)
+    shared_us, sent_us, num_parts, num_layers = tables.shared[stage, :, place]
+    if num_parts == 1.0:
+        return float(own_us + shared_us + sent_us)
+    return float(_together_us(own_us, shared_us, sent_us, num_parts, num_layers))
+
+
+def shared_table(
+    shared_us: Floats, sent_us: float | Floats = 0.0, num_parts: float | Ints = 1, layers: int = 1
+) -> Floats:
+    """Return the table `shared`: [stage, what, tokens], of times by [stage, tokens]."""
+    parts = (shared_us, sent_us, num_parts, layers)
+    whole = np.stack([np.broadcast_to(part, shared_us.shape) for part in parts], axis=1)
+    return np.ascontiguousarray(whole, dtype=np.float64)
 
 
 @compiled_part
@@ -222,8 +227,5 @@ def flat_tables(step_us: float = 1000.0, us_per_token: float = 10.0, **sizes: An
         prefill_us=np.zeros((1, 2, 2)),
         prefill_more_us=np.zeros((1, 2, 2)),
         floor_us=np.zeros((1, 2, max_tokens + 1)),
-        shared_us=np.zeros((1, 1)),
-        sent_us=np.zeros((1, 1)),
-        num_parts=np.ones(1),
-        num_layers=np.ones(1),
+        shared=shared_table(np.zeros((1, 1))),
     )

@@ -26,7 +26,7 @@ _SIZES = (
     ("num_prefills", "prefill_tokens", 0),
     ("num_contexts", "prefill_context", 0),
     ("num_floor", "floor_us", 2),
-    ("num_shared", "shared_us", 1),
+    ("num_shared", "shared", 2),
 )
 
 
@@ -64,10 +64,7 @@ def tables_of(state: State, which: int) -> CostTables:
         array_at(pointer(at.prefill_us_at), prefills, real),
         array_at(pointer(at.prefill_more_us_at), prefills, real),
         array_at(pointer(at.floor_us_at), (stages, 2, at.num_floor), real),
-        array_at(pointer(at.shared_us_at), (stages, at.num_shared), real),
-        array_at(pointer(at.sent_us_at), (stages, at.num_shared), real),
-        array_at(pointer(at.num_parts_at), at.num_shared, real),
-        array_at(pointer(at.num_layers_at), 1, real),
+        array_at(pointer(at.shared_at), (stages, 4, at.num_shared), real),
     )
 
 

@@ -10,7 +10,7 @@ from foretoken.domain.units import US_PER_S
 from foretoken.simulator.cost.answer import NUM_BOUNDS
 from foretoken.simulator.cost.ffn_apart import together_us
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface
-from foretoken.simulator.cost.tables import DECODE, MIXED, CostTables
+from foretoken.simulator.cost.tables import DECODE, MIXED, CostTables, shared_table
 from foretoken.simulator.grid import Floats, Ints, grid_corners, interpolate
 from foretoken.simulator.serving.record import Ints as AnyInts
 from foretoken.simulator.serving.record import StepRecord, split_steps
@@ -19,7 +19,6 @@ from foretoken.simulator.serving.record import StepRecord, split_steps
 LAUNCH_GROUP = "launch"
 # Steps whose shares of the surfaces are in memory at once.
 _PIECE_STEPS = 50_000
-_ONE_LAYER = {"num_layers": np.ones(1)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,27 +245,21 @@ class SurfaceCost:
             prefill_us=self._shaped_us(surfaces.prefill),
             prefill_more_us=self._shaped_us(surfaces.prefill_more),
             floor_us=np.ascontiguousarray(surfaces.floor_us),
-            **self._shared_tables(),
+            shared=self._shared_table(),
         )
 
-    def _shared_tables(self) -> Mapping[str, Floats]:
-        """Return the tables of what engines in lock step share, by all tokens of theirs."""
+    def _shared_table(self) -> Floats:
+        """Return what engines in lock step share, by all tokens of theirs."""
         group, apart = self._surfaces.group, self._surfaces.apart
         if group is None:
-            none = np.zeros((self.num_stages, 1))
-            return {"shared_us": none, "sent_us": none, "num_parts": np.ones(1)} | _ONE_LAYER
+            return shared_table(np.zeros((self.num_stages, 1)))
         counts = group.axes[0]
         index = np.searchsorted(counts, np.arange(counts[-1] + 1))
-        shared_us = np.ascontiguousarray(self._total_us(group)[:, index])
+        shared_us = self._total_us(group)[:, index]
         if apart is None:
-            none = np.zeros_like(shared_us)
-            return {"shared_us": shared_us, "sent_us": none, "num_parts": none[0] + 1} | _ONE_LAYER
-        return {
-            "shared_us": shared_us,
-            "sent_us": np.ascontiguousarray(self._total_us(apart.sent)[:, index]),
-            "num_parts": apart.num_parts[index].astype(np.float64),
-            "num_layers": np.array([float(apart.num_layers)]),
-        }
+            return shared_table(shared_us)
+        sent_us = self._total_us(apart.sent)[:, index]
+        return shared_table(shared_us, sent_us, apart.num_parts[index], apart.num_layers)
 
     def _total_us(self, surface: Surface) -> Floats:
         total: Floats = surface.values[:, : self._num_groups].sum(axis=1)
