@@ -350,5 +350,5 @@ def _order_arrivals(plan: RequestPlan, rules: State, requests: Records) -> Ints:
     requests["arrival_ns"][open_requests] = arrival_ns
     requests["ready_ns"][open_requests] = ready_ns
     rules["num_open"] = rules["num_released"] = num_open
-    free[:num_open] = open_requests[np.argsort(ready_ns, kind="stable")]
+    free[:num_open] = open_requests[np.lexsort((open_requests, ready_ns))]
     return free.astype(np.int32)
