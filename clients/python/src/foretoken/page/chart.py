@@ -28,7 +28,7 @@ _MOST_WORDS = 150
 # Points of a line with more are not drawn, yet tell their rows.
 _MOST_POINTS = 60
 # A row's place in its table, which the page adds: parts of a bar stand in the table's order.
-_ORDER = "_row"
+ROW = "_row"
 _DASHES = [5, 4]
 # Pointed at, a mark tells its row of the table.
 _TOLD: Mapping[str, Any] = {"tooltip": {"content": "data"}}
@@ -149,7 +149,7 @@ class Plot:
         encoding: Spec = {"y": rows, "x": length, **self._color()}
         num_rows = _count(self.table, self.y)
         if self.by and stacked:
-            encoding["order"] = {"field": _ORDER, "type": "quantitative"}
+            encoding["order"] = {"field": ROW, "type": "quantitative"}
         elif self.by:
             encoding["yOffset"] = {"field": self.by, "sort": None}
             num_rows *= max(1, _count(self.table, self.by) // 2)

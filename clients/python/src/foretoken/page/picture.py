@@ -10,7 +10,7 @@ from typing import Any
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.page.block import Chart, to_json
-from foretoken.page.chart import Spec
+from foretoken.page.chart import ROW, Spec
 
 # The format of a picture is that of its file's ending.
 PICTURES = (".png", ".svg", ".pdf")
@@ -78,7 +78,7 @@ def _alone(chart: Chart, width_px: int) -> Spec:
     table = to_json(chart)["table"]
     names = [column["name"] for column in table["columns"]]
     rows = [
-        {"_row": place, **dict(zip(names, row, strict=True))}
+        {ROW: place, **dict(zip(names, row, strict=True))}
         for place, row in enumerate(table["rows"])
     ]
     still = _without_selections(json.loads(json.dumps(chart.spec)))

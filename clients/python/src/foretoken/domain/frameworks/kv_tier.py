@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.errors import InvalidRequestError, positive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,10 +25,5 @@ class KvTier:
 
     def __post_init__(self) -> None:
         """Refuse tiers that hold or move nothing."""
-        violations = [
-            FieldViolation(name, "must be positive")
-            for name in ("capacity_bytes", "read_bytes_per_s", "write_bytes_per_s")
-            if not getattr(self, name) > 0
-        ]
-        if violations:
-            raise InvalidRequestError.of_violations(violations, f"tier {self.name}")
+        checks = positive(self, "capacity_bytes", "read_bytes_per_s", "write_bytes_per_s")
+        InvalidRequestError.check(f"tier {self.name}", checks)

@@ -7,14 +7,13 @@ from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
 
 
-def lower_recurrent(
-    builder: NodeBuilder, operator: str, dims: Mapping[str, int], convolved: Mapping[str, int]
-) -> Iterator[OperatorNode]:
-    """Yield the convolution and the recurrence, of the prefilling and of the decoding part.
+def lower_states(builder: NodeBuilder, **widths: Mapping[str, int]) -> Iterator[OperatorNode]:
+    """Yield operators over a request's state, of the prefilling and then of the decoding part.
 
-    `dims` are those of the recurrence that are of no batch, `convolved` those of the convolution.
+    `widths` are, by the names of operators in their order, their dimensions that are of no batch:
+    `causal_conv={"channels": 8192, "kernel_size": 4}`.
     """
     for name, part in parts_of(builder.shape):
-        for stem, widths in (("causal_conv", convolved), (operator, dims)):
+        for stem, sizes in widths.items():
             full = f"{stem}_{name}"
-            yield builder.layer(full, full, {**state_dims(part), **widths}, Partition.STATES)
+            yield builder.layer(full, full, {**state_dims(part), **sizes}, Partition.STATES)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.recurrent import lower_recurrent
+from foretoken.domain.lowering.recurrent import lower_states
 from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
@@ -68,7 +68,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         "head_v_dim": value_dim,
     }
     convolved = {"channels": 2 * keys + values, "kernel_size": part["conv_kernel"]}
-    yield from lower_recurrent(builder, "gated_delta", dims, convolved)
+    yield from lower_states(builder, causal_conv=convolved, gated_delta=dims)
     dims = {"num_tokens": tokens * num_values, "hidden": value_dim}
     yield builder.layer("recurrent_norm", "rms_norm", dims, Partition.HEADS)
     yield from lower_gate(builder, values)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.recurrent import lower_recurrent
+from foretoken.domain.lowering.recurrent import lower_states
 from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
@@ -61,7 +61,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         yield from project(builder, "recurrent_gate_up_proj", dims, Partition.COLUMN, stored)
     convolved = {"channels": 3 * width, "kernel_size": part["conv_kernel"]}
     heads = {"num_heads": num_heads, "head_dim": head_dim}
-    yield from lower_recurrent(builder, "kda", heads, convolved)
+    yield from lower_states(builder, causal_conv=convolved, kda=heads)
     dims = {"num_tokens": tokens * num_heads, "hidden": head_dim}
     yield builder.layer("recurrent_norm", "rms_norm", dims, Partition.HEADS)
     yield from lower_gate(builder, width)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.recurrent import lower_recurrent
+from foretoken.domain.lowering.recurrent import lower_states
 from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
@@ -62,7 +62,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     yield from project(builder, "recurrent_in_proj", dims, Partition.COLUMN, stored)
     dims = {name: part[name] for name in ("num_heads", "head_dim", "num_groups", "state_dim")}
     convolved = {"channels": width + grouped, "kernel_size": part["conv_kernel"]}
-    yield from lower_recurrent(builder, "mamba2", dims, convolved)
+    yield from lower_states(builder, causal_conv=convolved, mamba2=dims)
     yield from lower_gate(builder, width)
     dims = {"num_tokens": tokens, "hidden": width}
     yield builder.layer("recurrent_norm_of_all", "rms_norm", dims, Partition.WIDTH)

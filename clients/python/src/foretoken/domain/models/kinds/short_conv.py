@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.batch_dims import parts_of, state_dims
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
+from foretoken.domain.lowering.recurrent import lower_states
 from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
@@ -17,10 +17,11 @@ from foretoken.domain.models.kinds.spec.kind import (
     RequestState,
     Weights,
 )
-from foretoken.domain.models.kinds.spec.recurrent import CONV_KERNEL, WHOLE_SEQUENCES
-
-# A convolution keeps its last inputs in 16 bits.
-_INPUT_BYTES = 2
+from foretoken.domain.models.kinds.spec.recurrent import (
+    CONV_KERNEL,
+    WHOLE_SEQUENCES,
+    convolved_bytes,
+)
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -32,8 +33,7 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
 
 
 def _state(d: Dims, tp: int) -> RequestState:
-    inputs = local_heads(d["channels"], tp) * (d["conv_kernel"] - 1)
-    return RequestState(request_bytes=inputs * _INPUT_BYTES)
+    return RequestState(request_bytes=convolved_bytes(d, local_heads(d["channels"], tp)))
 
 
 def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
@@ -43,10 +43,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     yield from project(builder, "recurrent_in_proj", dims, Partition.COLUMN, stored)
     yield from lower_gate(builder, width)
     convolved = {"channels": width, "kernel_size": part["conv_kernel"]}
-    for name, batch in parts_of(builder.shape):
-        operator = f"causal_conv_{name}"
-        dims = {**state_dims(batch), **convolved}
-        yield builder.layer(operator, operator, dims, Partition.STATES)
+    yield from lower_states(builder, causal_conv=convolved)
     yield from lower_gate(builder, width)
     dims = {"m": tokens, "n": hidden, "k": width}
     yield from project(builder, "attn_out_proj", dims, Partition.ROW, stored)

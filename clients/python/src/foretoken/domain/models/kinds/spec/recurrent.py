@@ -17,10 +17,15 @@ WHOLE_SEQUENCES = "a recurrent state goes from one piece of a sequence to the ne
 _INPUT_BYTES = 2
 
 
+def convolved_bytes(d: Dims, channels: int) -> int:
+    """Return the bytes of a convolution's last inputs, of so many channels."""
+    return channels * (d["conv_kernel"] - 1) * _INPUT_BYTES
+
+
 def recurrent_state(d: Dims, num_elements: int, channels: int) -> RequestState:
     """Return what a layer keeps of a request: the state, and the convolution's last inputs.
 
     `num_elements` are the numbers of the state, `channels` those that are convolved, of one rank.
     """
-    inputs = channels * (d["conv_kernel"] - 1) * _INPUT_BYTES
-    return RequestState(request_bytes=num_elements * d["state_bytes"] + inputs)
+    state = num_elements * d["state_bytes"]
+    return RequestState(request_bytes=state + convolved_bytes(d, channels))
