@@ -19,7 +19,7 @@ from foretoken.domain.models.architecture import all_models
 _CONCURRENCY = re.compile(r"_c(\d+)_")
 # Rows of disaggregated deployments say too little of their pools.
 _AGGREGATED = "agg"
-# Lengths that are farther apart than this factor make another workload.
+# Lengths that are farther apart than this factor make another workload, or another step.
 _ALIKE_RATIO = 2.5
 # What checkpoints in another format add to the name of their model.
 _FORMAT_END = re.compile(r"-(FP8|NVFP4)$")
@@ -136,6 +136,16 @@ class AskedRun:
     engine: str = ""
 
 
+def ratio_log(one: float, other: float) -> float:
+    """Return how far numbers are apart, as the logarithm of their ratio; 0: they are equal."""
+    return abs(math.log(one / other))
+
+
+def is_alike(one: float, other: float) -> bool:
+    """Whether two lengths are so near that what was measured of one says something of the other."""
+    return ratio_log(one, other) <= math.log(_ALIKE_RATIO)
+
+
 def find_nearest(runs: Sequence[PublishedRun], asked: AskedRun) -> PublishedRun | None:
     """Return the run of the model and device that is most like what is asked; None: none is alike.
 
@@ -145,20 +155,20 @@ def find_nearest(runs: Sequence[PublishedRun], asked: AskedRun) -> PublishedRun 
         run
         for run in runs
         if (run.model, run.device) == (asked.model, asked.device)
-        and _lengths_apart(run, asked) <= math.log(_ALIKE_RATIO)
+        and all(is_alike(*pair) for pair in _lengths(run, asked))
     ]
     return min(alike, key=lambda run: _distance(run, asked), default=None)
 
 
-def _lengths_apart(run: PublishedRun, asked: AskedRun) -> float:
+def _lengths(run: PublishedRun, asked: AskedRun) -> tuple[tuple[float, float], ...]:
     pairs = ((run.input_tokens, asked.input_tokens), (run.output_tokens, asked.output_tokens))
-    return max(abs(math.log(one / max(other, 1.0))) for one, other in pairs)
+    return tuple((one, max(other, 1.0)) for one, other in pairs)
 
 
 def _distance(run: PublishedRun, asked: AskedRun) -> tuple[float, float, float, bool]:
     return (
-        round(_lengths_apart(run, asked), 2),
-        abs(math.log(run.tp / asked.tp)),
-        abs(math.log(run.concurrency / run.dp / asked.concurrency)),
+        round(max(ratio_log(*pair) for pair in _lengths(run, asked)), 2),
+        ratio_log(run.tp, asked.tp),
+        ratio_log(run.concurrency / run.dp, asked.concurrency),
         run.engine != asked.engine,
     )

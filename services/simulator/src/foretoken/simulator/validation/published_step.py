@@ -5,22 +5,21 @@ lengths, devices, degrees of parallelism, and the framework. Nothing is fitted t
 """
 
 import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.simulator.validation.published_run import is_alike, ratio_log
 
 _FILE, _FIGURE = "published_steps.csv", "tokens_per_s_per_gpu"
 _AXES = ("tp", "pp", "cp", "ep")
-# Bytes of an element: formats of one size are alike.
-_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.0, "fp4": 0.5, "nvfp4": 0.5}
-# Sequences that are longer or shorter by more than this factor make another step.
-_ALIKE_RATIO = 2.5
+# What is before the name of a format whose elements share scales.
+_SCALED = ("mx", "nv")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,26 +86,29 @@ def find_nearest_step(steps: Sequence[PublishedStep], asked: AskedStep) -> Publi
         step
         for step in steps
         if step.device == asked.device
-        and _apart(step.sequence_length, asked.sequence_length) <= math.log(_ALIKE_RATIO)
+        and is_alike(step.sequence_length, asked.sequence_length)
         and _is_same_model(step.model, asked.model)
     ]
     return min(alike, key=lambda step: _distance(step, asked), default=None)
 
 
 def _distance(step: PublishedStep, asked: AskedStep) -> tuple[float, ...]:
-    sizes = _BYTES.get(step.dtype, 4.0), _BYTES.get(asked.dtype, 4.0)
-    axes = [_apart(getattr(step, axis), asked.layout.degree(axis)) for axis in _AXES]
+    sizes = _num_bytes(step.dtype), _num_bytes(asked.dtype)
+    axes = [ratio_log(getattr(step, axis), asked.layout.degree(axis)) for axis in _AXES]
     return (
-        _apart(*sizes),
-        round(_apart(step.sequence_length, asked.sequence_length), 2),
-        round(_apart(step.num_devices, asked.num_devices), 2),
+        ratio_log(*sizes),
+        round(ratio_log(step.sequence_length, asked.sequence_length), 2),
+        round(ratio_log(step.num_devices, asked.num_devices), 2),
         sum(axes),
         step.dtype != asked.dtype,
     )
 
 
-def _apart(one: float, other: float) -> float:
-    return abs(math.log(one / max(other, 1e-9)))
+def _num_bytes(name: str) -> float:
+    """Return the bytes of an element: formats of one size are alike."""
+    for scaled in _SCALED:
+        name = name.removeprefix(scaled)
+    return DType[name.upper()].num_bytes
 
 
 def _is_same_model(name: str, asked: ModelArchitecture) -> bool:
