@@ -99,6 +99,22 @@ def test_new_requests_are_seen_every_fifth_step() -> None:
     assert 4 == _wait_of(run, 1)
 
 
+@pytest.mark.parametrize("arrival_step", range(2, 22))
+def test_it_looks_once_before_each_fifth_step_however_steps_are_run(arrival_step: int) -> None:
+    """Of an engine alone, steps up to an arrival are run at once: that does not move its looks."""
+    profile = EngineProfile(
+        name="sparse", engine="sparse", scheduler="trtllm", max_num_seqs=4, receive_interval=5
+    )
+    setup = DeploymentSetup(profile=profile, num_kv_blocks=99, num_engines=1)
+    ones = np.ones(2, dtype=np.int64)
+    arrivals = np.array([0, int((arrival_step - 0.5) * 1e6)])
+    plan = plan_requests(arrivals, 10 * ones, 40 * ones)
+    record = run_deployment(plan, setup, flat_tables(1000.0, 0.0), lambda _: None)
+    looks = [1, 6, 11, 16, 21, 26]
+    expected = min(step for step in looks if step >= arrival_step)
+    assert [0, expected] == _prompt_steps(record)
+
+
 def test_after_prompts_and_when_idle_it_looks_at_once() -> None:
     run = SchedulerRun("sglang-0.5", [(20, 2)], 100, receive_interval=50)
     run.step()

@@ -127,10 +127,10 @@ def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) ->
     flight.num_waiting = engine.num_waiting
     flight.num_used_blocks = state.num_blocks - engine.num_free
     flight.step = engine.num_steps
-    engine.num_steps += 1
-    # Whether it looks for requests is decided by the steps alone.
+    # It looked for requests before this step, if at all: which steps do is decided by their number.
     if engine.num_steps - unit.received_step >= state.receive_interval:
         unit.received_step = engine.num_steps
+    engine.num_steps += 1
     if unit.num_flights == 0:
         write_step(state, e, place, now_ns)
     unit.next_ns = now_ns

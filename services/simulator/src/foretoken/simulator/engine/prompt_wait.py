@@ -31,10 +31,15 @@ def hold_prompts(state: State, u: int) -> None:
 
 @compiled_part
 def must_receive(state: State, u: int) -> bool:
-    """Whether a unit looks for new requests: after prompts, idle, and every few steps."""
+    """Whether a unit looks for new requests: after prompts, idle, and every few steps.
+
+    Where it does not look before every step, it does not look again after it has launched one.
+    """
     if state.receive_interval <= 1:
         return True
     unit, is_idle = units_of(state)[u], True
+    if unit.num_flights == state.depth:
+        return False
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         engine = engines_of(state)[e]
         is_idle = is_idle and engine.num_running == 0
