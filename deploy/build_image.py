@@ -17,10 +17,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -192,6 +194,15 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in files)
 
 
+def packed_size_of(folder: Path) -> int:
+    """Return the bytes that registries keep of a folder: a tar file, compressed with gzip."""
+    with TemporaryFile() as file:
+        # The level that Docker compresses with.
+        with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as packed:
+            packed.add(folder)
+        return file.tell()
+
+
 def find_distributions(folder: Path) -> list[Distribution]:
     """Return what is installed under a folder, by name."""
     places = [str(path) for path in folder.glob("lib/python*/site-packages")]
@@ -260,6 +271,7 @@ def _describe(service: str, stage: Stage) -> list[str]:
     place.write_text(json.dumps(sbom, indent=1) + "\n", encoding="utf-8")
     sizes = [(size_of_distribution(one), one.metadata["Name"]) for one in installed]
     print(f"{size_of(folder) / _MB:8.1f} MB  foretoken-{service} {version} above its base")
+    print(f"{packed_size_of(folder) / _MB:8.1f} MB  of it as registries keep it, compressed")
     for size, name in sorted(sizes, reverse=True)[:_NUM_LARGEST]:
         print(f"{size / _MB:8.1f} MB  {name}")
     print(f"{len(installed)} distributions in {place}")

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-_SERVICES = ("catalog", "predictor", "profiler", "simulator")
+_SERVICES = ("app", "catalog", "predictor", "profiler", "simulator")
 _DOCKERFILE = """\
 # A comment.
 FROM python:3.11-slim AS build
@@ -89,8 +89,9 @@ def test_every_instruction_of_ours_is_known(
     assert ("FROM", "ENTRYPOINT") == (found[0].name, found[-1].name)
 
 
-# What the image of a service starts, and the page that it serves.
+# What an image starts: the command line, or a service and the page that it serves.
 _RUNS = {
+    "app": ("app.cli", "app.front", "client"),
     "catalog": ("catalog.service", "catalog.servicer"),
     "predictor": ("predictor.service", "predictor.servicer"),
     "simulator": ("simulator.service", "simulator.servicer", "app.web", "catalog.quality.page"),
@@ -100,8 +101,8 @@ _RUNS = {
 @pytest.mark.parametrize("service", _RUNS)
 def test_what_an_image_leaves_out_it_does_not_import(repository: Path, service: str) -> None:
     text = (repository / "services" / service / "Dockerfile").read_text(encoding="utf-8")
-    (words,) = re.findall(r"slim\.sh /opt/foretoken (.+)", text)
-    absent = words.split()
+    (words,) = re.findall(r"slim\.sh /opt/foretoken (.+)", text.replace("\\\n", " "))
+    absent = words.replace("-", "_").split()
     assert absent
     code = (
         "import importlib, pkgutil, sys\n"
@@ -114,6 +115,17 @@ def test_what_an_image_leaves_out_it_does_not_import(repository: Path, service: 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "" == done.stderr
+
+
+def test_a_folder_is_as_large_as_its_files_and_smaller_compressed(
+    program: ModuleType, tmp_path: Path
+) -> None:
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    (folder / "same").write_bytes(bytes(10**6))
+    (folder / "link").symlink_to("same")
+    assert 10**6 == program.size_of(folder)
+    assert 0 < program.packed_size_of(folder) < 10**4
 
 
 def test_parts_are_listed_with_version_license_and_address(program: ModuleType) -> None:

@@ -33,7 +33,7 @@ _EXTRAS = {
 
 @pytest.mark.parametrize("service", ["catalog", "predictor", "simulator", "profiler"])
 def test_a_service_starts_without_what_only_others_need(
-    repository: Path, pyproject: Mapping[str, Any], service: str
+    pyproject: Mapping[str, Any], service: str
 ) -> None:
     """A plain installation runs all but the profiler, whose image has no more than its extras."""
     extras = pyproject["project"]["optional-dependencies"]
@@ -41,7 +41,6 @@ def test_a_service_starts_without_what_only_others_need(
     absent -= _modules(pyproject["project"]["dependencies"])
     if service == "profiler":
         absent -= _modules(extras["profiler"])
-    absent |= _left_out(repository / "services" / service / "Dockerfile")
     assert {"ray", "kubernetes", "transformers"} <= absent
     _import_without(
         sorted(absent),
@@ -88,12 +87,6 @@ def test_what_only_calls_services_loads_nothing_of_theirs(pyproject: Mapping[str
         ["foretoken.client.facade", "foretoken.domain.lowering.lower", "foretoken.wire.codec"],
         "import foretoken; foretoken.connect('localhost:1').close()",
     )
-
-
-def _left_out(dockerfile: Path) -> set[str]:
-    """Return what an image is without, though the program comes with it."""
-    removed = re.findall(r"pip uninstall --yes ([a-z ]+)", dockerfile.read_text(encoding="utf-8"))
-    return {name for names in removed for name in names.split()} - {"pip"}
 
 
 def _modules(requirements: list[str]) -> set[str]:
