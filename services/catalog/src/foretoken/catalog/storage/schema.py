@@ -25,7 +25,9 @@ def migrate(connection: duckdb.DuckDBPyConnection, attachment: Attachment, *, is
 
     """
     name = attachment.name
-    tables = {table for (table,) in connection.execute("SHOW TABLES").fetchall()}
+    # SHOW TABLES takes ten times as long: it looks at the columns of every view.
+    listed = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'store'"
+    tables = {table for (table,) in connection.execute(listed).fetchall()}
     if "schema_version" not in tables and (tables or not is_new):
         raise CorruptCatalogError(f"{name} is a database but not a catalog")
     connection.begin()
