@@ -3,6 +3,7 @@
 import itertools
 from collections import defaultdict
 from dataclasses import fields
+from typing import TypeAlias
 
 import numpy as np
 import pytest
@@ -13,23 +14,24 @@ from serving_strategies import SCHEDULERS, Case, rich_cases
 from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.setup import ClusterSetup, PoolSetup
+from foretoken.simulator.cluster.simulation import Cluster
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import run_cluster
 
-# To draw a cluster takes longer than to run it.
+# To draw a cluster takes longer than to run it, so every law looks at every run.
+_CLUSTERS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 _SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 _NEVER_RAN = (
     RequestOutcome.CONTEXT_TOO_LONG,
     RequestOutcome.REJECTED,
 )
+_Run: TypeAlias = tuple[ClusterCase, ServingRecord, Cluster]
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_every_request_ends_exactly_once(case: ClusterCase) -> None:
+def _every_request_ends_exactly_once(run: _Run) -> None:
     """Each has one outcome, and one of a kind that the cluster can cause."""
-    record, cluster = case.run()
+    case, record, cluster = run
     outcome = record.requests.outcome
     assert cluster.num_done == case.plan.num_requests
     assert np.isin(outcome, list(RequestOutcome)).all()
@@ -40,11 +42,9 @@ def test_every_request_ends_exactly_once(case: ClusterCase) -> None:
     assert all(not replica.requests for pool in cluster.pools for replica in pool.replicas)
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_every_token_of_a_complete_answer_leaves_once(case: ClusterCase) -> None:
+def _every_token_of_a_complete_answer_leaves_once(run: _Run) -> None:
     """Tokens are conserved: as many as asked for; those of failed tries are not counted."""
-    record, _ = case.run()
+    case, record, _ = run
     num_tokens = np.zeros(case.plan.num_requests, dtype=np.int64)
     np.add.at(num_tokens, record.tokens.request, record.tokens.count)
     is_done = record.requests.outcome == RequestOutcome.COMPLETED
@@ -57,10 +57,8 @@ def test_every_token_of_a_complete_answer_leaves_once(case: ClusterCase) -> None
         assert is_undone.any() or num_rows == num_tokens.sum()
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_every_prompt_of_a_complete_answer_was_computed_or_cached(case: ClusterCase) -> None:
-    record, _ = case.run()
+def _every_prompt_of_a_complete_answer_was_computed_or_cached(run: _Run) -> None:
+    case, record, _ = run
     requests = record.requests
     num_computed = np.array(requests.num_cached_tokens)
     for steps in record.steps:
@@ -70,11 +68,9 @@ def test_every_prompt_of_a_complete_answer_was_computed_or_cached(case: ClusterC
     assert (num_computed + 1 >= case.plan.num_prefill_tokens)[is_done].all()
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_tokens_leave_in_the_order_of_time(case: ClusterCase) -> None:
+def _tokens_leave_in_the_order_of_time(run: _Run) -> None:
     """No token before the arrival, and none before the one before it, across pools."""
-    record, _ = case.run()
+    case, record, _ = run
     requests, tokens = record.requests, record.tokens
     assert tokens.engine is not None
     last_ns = np.array(requests.arrival_ns)
@@ -93,10 +89,8 @@ def test_tokens_leave_in_the_order_of_time(case: ClusterCase) -> None:
     assert (last_ns == requests.finished_ns)[is_done].all()
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_no_engine_is_above_its_capacity(case: ClusterCase) -> None:
-    record, _ = case.run()
+def _no_engine_is_above_its_capacity(run: _Run) -> None:
+    case, record, _ = run
     for pool, kept in zip(case.setup.pools, record.pools, strict=True):
         rules = pool.engines.profile
         for engine in range(kept.first_engine, kept.first_engine + kept.num_engines):
@@ -106,22 +100,18 @@ def test_no_engine_is_above_its_capacity(case: ClusterCase) -> None:
             assert (steps.num_tokens <= rules.max_num_batched_tokens).all()
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_no_block_is_used_in_the_end(case: ClusterCase) -> None:
+def _no_block_is_used_in_the_end(run: _Run) -> None:
     """KV blocks are conserved in every pool, whatever was lost or given up on the way."""
-    _, cluster = case.run()
+    _, _, cluster = run
     for pool in cluster.pools:
         for engine in range(pool.engines.num_engines):
             load = pool.engines.load_of(engine)
             assert (load.num_outstanding, load.kv_utilization_ratio) == (0, 0.0)
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_steps_run_only_while_a_replica_serves(case: ClusterCase) -> None:
+def _steps_run_only_while_a_replica_serves(run: _Run) -> None:
     """Replicas that are off, start or are down compute nothing; held times do not overlap."""
-    record, _ = case.run()
+    _, record, _ = run
     for kept in record.pools:
         by_engine = defaultdict(list)
         for span in kept.spans:
@@ -142,11 +132,9 @@ def test_steps_run_only_while_a_replica_serves(case: ClusterCase) -> None:
                 assert held_ns == end_ns - start_ns
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_a_request_begins_anew_only_after_a_failure(case: ClusterCase) -> None:
+def _a_request_begins_anew_only_after_a_failure(run: _Run) -> None:
     """Without failures nothing is tried again; a lost request was tried as often as allowed."""
-    record, _ = case.run()
+    case, record, _ = run
     num_retries = record.requests.num_retries
     assert num_retries is not None
     num_failures = sum(pool.num_failures for pool in record.pools)
@@ -159,10 +147,8 @@ def test_a_request_begins_anew_only_after_a_failure(case: ClusterCase) -> None:
         assert (num_retries[is_lost] == failures.max_retries).all()
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_a_rejected_request_never_ran(case: ClusterCase) -> None:
-    record, _ = case.run()
+def _a_rejected_request_never_ran(run: _Run) -> None:
+    _, record, _ = run
     requests = record.requests
     never_ran = np.isin(requests.outcome, _NEVER_RAN)
     for column in (requests.engine, requests.queued_ns, requests.scheduled_ns):
@@ -171,11 +157,9 @@ def test_a_rejected_request_never_ran(case: ClusterCase) -> None:
         assert not never_ran[steps.prefill_request].any()
 
 
-@_SETTINGS
-@given(case=cluster_cases())
-def test_caches_move_from_prefill_to_decode_pools_after_the_first_token(case: ClusterCase) -> None:
+def _caches_move_from_prefill_to_decode_pools_after_the_first_token(run: _Run) -> None:
     """Every complete answer of more than one token moved, in time for its second token."""
-    record, cluster = case.run()
+    case, record, _ = run
     requests = record.requests
     assert requests.transferred_ns is not None
     assert requests.prefill_engine is not None
@@ -196,15 +180,36 @@ def test_caches_move_from_prefill_to_decode_pools_after_the_first_token(case: Cl
     sent = sum(pool.sent_bytes for pool in record.pools)
     least = 2 * 100 * int(case.plan.num_prefill_tokens[has_moved].sum())
     assert sent == least or (case.setup.failures is not None and sent > least)
-    del cluster
 
 
-@_SETTINGS
+def _the_same_seed_gives_the_same_bytes(run: _Run) -> None:
+    case, record, _ = run
+    again, _ = case.run()
+    assert _columns(record) == _columns(again)
+    assert record.pools == again.pools
+
+
+_LAWS = (
+    _every_request_ends_exactly_once,
+    _every_token_of_a_complete_answer_leaves_once,
+    _every_prompt_of_a_complete_answer_was_computed_or_cached,
+    _tokens_leave_in_the_order_of_time,
+    _no_engine_is_above_its_capacity,
+    _no_block_is_used_in_the_end,
+    _steps_run_only_while_a_replica_serves,
+    _a_request_begins_anew_only_after_a_failure,
+    _a_rejected_request_never_ran,
+    _caches_move_from_prefill_to_decode_pools_after_the_first_token,
+    _the_same_seed_gives_the_same_bytes,
+)
+
+
+@_CLUSTERS
 @given(case=cluster_cases())
-def test_the_same_seed_gives_the_same_bytes(case: ClusterCase) -> None:
-    (first, _), (second, _) = case.run(), case.run()
-    assert _columns(first) == _columns(second)
-    assert first.pools == second.pools
+def test_every_law_holds_for_every_cluster(case: ClusterCase) -> None:
+    record, cluster = case.run()
+    for check in _LAWS:
+        check((case, record, cluster))
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
