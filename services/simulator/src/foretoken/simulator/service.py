@@ -308,6 +308,15 @@ class SimulatorService(RunsJobs):
         """
         return self._searches.create_serving(request)
 
+    def rehearse(self, request: ServingSearchRequest | TrainingSearchRequest) -> None:
+        """Load and learn what a search needs, by answering it in closed form for nobody.
+
+        Raises:
+            as `create_serving_search` and `create_training_search`.
+
+        """
+        self._searches.rehearse(request)
+
     def resume_job(self, job_id: str) -> Job:
         """Start a search that was cancelled or failed once more, and return the new job.
 

@@ -15,6 +15,7 @@ from foretoken.app.web.callers import COOKIE, Callers, peer_of
 from foretoken.app.web.calls import Caller, Calls
 from foretoken.app.web.imports import Imports
 from foretoken.app.web.problem import HttpRefusal, describe_problem
+from foretoken.app.web.rehearsals import Rehearsals
 from foretoken.app.web.views import (
     answer,
     ask,
@@ -141,6 +142,7 @@ class Pages:
         self._callers = callers
         self._static = StaticFiles()
         self._imports = Imports()
+        self._rehearsals = Rehearsals()
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader(__package__ or "", "templates"),
             autoescape=True,
@@ -165,6 +167,10 @@ class Pages:
         routes.add_get("/static/{mark}/{name}", self._static.send)
         routes.add_get("/sign-in", self._show_sign_in)
         routes.add_post("/sign-in", self._sign_in)
+
+    def close(self) -> None:
+        """Wait for what pages began in this process."""
+        self._rehearsals.close()
 
     def _handle(
         self, route: str, view: View
@@ -219,6 +225,7 @@ class Pages:
             access=self._callers.access,
             offered=self._calls.offered,
             imports=self._imports,
+            rehearsals=self._rehearsals,
         )
 
     def _render(

@@ -51,9 +51,9 @@ class WebServer:
         self._logged_calls = logged_calls
         self._registry = registry
         self._metrics = RequestMetrics(registry) if registry is not None else None
-        self._counting = ExitStack()
+        self._closing = ExitStack()
         if self._metrics is not None:
-            self._counting.callback(self._metrics.close)
+            self._closing.callback(self._metrics.close)
         tokens = Tokens.of(config)
         access = Access.of(config, tokens)
         self.offered = offered
@@ -85,7 +85,7 @@ class WebServer:
         if self._registry is not None:
             lanes = LaneMetrics(self._calls.lanes)
             self._registry.register(lanes)
-            self._counting.callback(self._registry.unregister, lanes)
+            self._closing.callback(self._registry.unregister, lanes)
         services = ",".join(self.offered.names)
         _log.info("serving http services=%s address=%s", services, self.address)
         return self
@@ -104,7 +104,7 @@ class WebServer:
         if self._runner is not None:
             asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result()
         self._calls.close()
-        self._counting.close()
+        self._closing.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -119,7 +119,9 @@ class WebServer:
         app.on_response_prepare.extend((guard.add_headers, log.add_header))
         app.on_shutdown.append(self._end_streams)
         add_api(app.router, self._calls, self._callers)
-        Pages(self._calls, self._callers).add(app.router)
+        pages = Pages(self._calls, self._callers)
+        pages.add(app.router)
+        self._closing.callback(pages.close)
         app.router.add_get(HEALTH, _answer_health)
         app.router.add_get(f"{PREFIX}/openapi.json", self._describe)
         # Whoever leaves ends what he waited for.

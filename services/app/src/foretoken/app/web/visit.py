@@ -9,6 +9,7 @@ from typing import Any
 from foretoken.app.access import Access
 from foretoken.app.web.calls import Caller, OfferedServices, rpcs_of
 from foretoken.app.web.imports import Imports
+from foretoken.app.web.rehearsals import Rehearsals
 from foretoken.domain.ports import CatalogAdminPort, PredictorPort, SimulatorPort
 from foretoken.wire.rights import Right
 
@@ -57,6 +58,7 @@ class Visit:
     access: Access
     offered: OfferedServices
     imports: Imports
+    rehearsals: Rehearsals
 
     @cached_property
     def catalog(self) -> CatalogAdminPort:

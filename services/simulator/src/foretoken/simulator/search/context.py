@@ -131,7 +131,7 @@ class JobContext:
 
 
 class InlineContext:
-    """`SearchContext` that works in this thread and keeps nothing: for tests and single commands.
+    """`SearchContext` that works in this thread and keeps nothing: for tests and rehearsals.
 
     `finalists` are those published, `progress` the ratios and messages.
     """

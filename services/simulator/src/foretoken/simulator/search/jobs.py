@@ -34,7 +34,7 @@ from foretoken.simulator.cluster.routing import find_router
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_training_search
 from foretoken.simulator.results import attach_tables, fill_tables, open_table
-from foretoken.simulator.search.context import FINALISTS, JobContext
+from foretoken.simulator.search.context import FINALISTS, InlineContext, JobContext
 from foretoken.simulator.statistics import SimulatorStatistics
 from foretoken.simulator.steps.pipelines.schedule import find_schedule
 from foretoken.wire.result_file import take_tables
@@ -181,26 +181,7 @@ class SearchJobs:
             as `check_scenario`.
 
         """
-        from foretoken.simulator.search.serving.search import count_points
-        from foretoken.simulator.serving.scenario_check import check_scenario
-
-        request = _as_kept(request)
-        check_scenario(request.scenario)
-        for device in request.space.devices:
-            find_device(device)
-        for profile in request.space.profiles:
-            find_engine(profile)
-        for router in request.space.routers:
-            find_router(router)
-        _check_limit(
-            "finalists to simulate", request.num_finalists, self._config.max_finalists, "finalists"
-        )
-        _check_limit(
-            "points in the space",
-            count_points(request),
-            self._config.max_search_points,
-            "search_points",
-        )
+        request = self._check_serving(request)
         return self._jobs.create(SERVING_KIND, self._serving_work(request), request)
 
     def create_training(self, request: TrainingSearchRequest) -> Job:
@@ -212,20 +193,24 @@ class SearchJobs:
             InvalidRequestError: the space cannot vary the scenario.
 
         """
-        from foretoken.simulator.search.training.search import count_points
-
-        request = _as_kept(request)
-        _check_training_names(request)
-        _check_limit(
-            "finalists to simulate", request.num_finalists, self._config.max_finalists, "finalists"
-        )
-        _check_limit(
-            "points in the space",
-            count_points(request),
-            self._config.max_training_points,
-            "training_points",
-        )
+        request = self._check_training(request)
         return self._jobs.create(TRAINING_KIND, self._training_work(request), request)
+
+    def rehearse(self, request: ServingSearchRequest | TrainingSearchRequest) -> None:
+        """Answer a question in closed form for nobody, so that the next finds all in memory.
+
+        Raises:
+            as `create_serving` and `create_training`.
+
+        """
+        if isinstance(request, ServingSearchRequest):
+            asked = self._check_serving(replace(request, num_finalists=0, has_sensitivity=False))
+            self._search.run(asked, InlineContext())
+            return
+        from foretoken.simulator.search.training.search import search_training
+
+        training = self._check_training(replace(request, num_finalists=0, has_sensitivity=False))
+        search_training(training, self._predictor, InlineContext())
 
     def capacity_report(self, job_id: str) -> CapacityReport:
         """Return the result of a finished capacity search."""
@@ -264,6 +249,45 @@ class SearchJobs:
             raise InvalidRequestError.of_field("first", "must not be negative")
         plain = self._jobs.follow(job_id, FINALISTS, first)
         return WakingWatch((schema.decode(cls, item) for item in plain), plain.close)
+
+    def _check_serving(self, request: ServingSearchRequest) -> ServingSearchRequest:
+        from foretoken.simulator.search.serving.search import count_points
+        from foretoken.simulator.serving.scenario_check import check_scenario
+
+        request = _as_kept(request)
+        check_scenario(request.scenario)
+        for device in request.space.devices:
+            find_device(device)
+        for profile in request.space.profiles:
+            find_engine(profile)
+        for router in request.space.routers:
+            find_router(router)
+        _check_limit(
+            "finalists to simulate", request.num_finalists, self._config.max_finalists, "finalists"
+        )
+        _check_limit(
+            "points in the space",
+            count_points(request),
+            self._config.max_search_points,
+            "search_points",
+        )
+        return request
+
+    def _check_training(self, request: TrainingSearchRequest) -> TrainingSearchRequest:
+        from foretoken.simulator.search.training.search import count_points
+
+        request = _as_kept(request)
+        _check_training_names(request)
+        _check_limit(
+            "finalists to simulate", request.num_finalists, self._config.max_finalists, "finalists"
+        )
+        _check_limit(
+            "points in the space",
+            count_points(request),
+            self._config.max_training_points,
+            "training_points",
+        )
+        return request
 
     def _capacity_work(self, request: CapacityRequest) -> Work:
         def work(progress: JobProgress) -> CapacityReport:

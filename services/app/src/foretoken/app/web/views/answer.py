@@ -104,7 +104,7 @@ _SPEC: Final = {
 # Digits that are sent of a number: three times what is shown of an estimate.
 _DIGITS: Final = 6
 # How long a page waits for what takes about a second.
-_WAIT_S: Final = 4.0
+PATIENCE_S: Final = 4.0
 
 
 def show(visit: Visit) -> Shown | Redirect:
@@ -192,7 +192,7 @@ def read_search(visit: Visit, job_id: str) -> ServingSearchReport:
 
 def wait_a_moment(visit: Visit, job_id: str) -> Job | None:
     """Return the job when it has ended, or as it is after a moment; None where it is forgotten."""
-    deadline = time.monotonic() + _WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     try:
         job = visit.simulator.get_job(job_id)
         while not job.state.is_final and time.monotonic() < deadline:

@@ -1,6 +1,7 @@
 """Ask: a question as a form, answered in closed form at once, and by simulation after."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
@@ -13,7 +14,7 @@ from foretoken.app.web.question import (
     read_training_request,
 )
 from foretoken.app.web.question_form import QuestionForm
-from foretoken.app.web.views.answer import wait_a_moment
+from foretoken.app.web.views.answer import PATIENCE_S, wait_a_moment
 from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit, send_json
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import all_engines
@@ -51,12 +52,16 @@ class Question(Generic[Request]):
 
     def show(self, visit: Visit) -> Shown:
         """Show the form; an address may fill it in."""
-        return self._show(visit.asked or self.example, {}, is_whole=bool(visit.asked))
+        given = visit.asked or self.example
+        with suppress(ForetokenError):
+            self._rehearse(visit, self.read(given, {}))
+        return self._show(given, {}, is_whole=bool(visit.asked))
 
     def ask(self, visit: Visit) -> Shown | Redirect:
         """Start the closed form, and the simulation of its finalists; go to the answer."""
         try:
             request = self.read(visit.posted, visit.uploads)
+            visit.rehearsals.settle(request, PATIENCE_S)
             quick = self.start(visit.simulator, replace(request, num_finalists=0))
             target = f"{self.answers}/{quick.job_id}"
             # The closed form has the machine for itself first.
@@ -70,12 +75,16 @@ class Question(Generic[Request]):
         return Redirect(target)
 
     def check(self, visit: Visit) -> Sent:
-        """Send what is wrong with a form as it stands, by its fields; nothing is started."""
+        """Send what is wrong with a form as it stands, by its fields; no job is started."""
         try:
-            self.read(visit.posted, visit.uploads)
+            self._rehearse(visit, self.read(visit.posted, visit.uploads))
         except ForetokenError as err:
             return send_json(find_problems(err, self.form))
         return send_json({})
+
+    def _rehearse(self, visit: Visit, request: Request) -> None:
+        if visit.may("plan"):
+            visit.rehearsals.begin(visit.offered, request)
 
     def _show(
         self,
