@@ -23,6 +23,8 @@ _LOG_SPAN = 40.0
 # The wheel scrolls the page unless shift is held.
 _ZOOM = {"type": "interval", "zoom": "wheel![event.shiftKey]"}
 _FAINT = 0.12
+# Axes that reach it say M and G: such numbers have no room next to one another.
+_MILLION = 1e6
 # A map of more boxes has no room for their values.
 _MOST_WORDS = 150
 # Points of a line with more are not drawn, yet tell their rows.
@@ -73,13 +75,14 @@ class Plot:
         band: tuple[str, str] | None = None,
         hollow: str = "",
         dashed: Sequence[str] = (),
+        dotted: Sequence[str] = (),
         is_step: bool = False,
     ) -> Chart:
         """Return lines of `y` over `x`, one for each value of `by`; with points if they are few.
 
         `band` names the columns of the bounds around each line, `hollow` a column that is true
-        where a point is a ring, `dashed` the lines that are dashed. A value of `is_step` lasts
-        until the next.
+        where a point is a ring, `dashed` the lines that are dashed, `dotted` those that are points
+        alone, next to lines without points. A value of `is_step` lasts until the next.
         """
         color = self._color()
         encoding: Spec = {"x": self._axis(self.x), "y": self._axis(self.y), **color}
@@ -90,14 +93,18 @@ class Plot:
             layers.append(_layer("area", {**encoding, **edges}, opacity=0.18))
         dash = {"strokeDash": self._dash(dashed)} if dashed else {}
         course = {"interpolate": "step-after"} if is_step else {}
-        layers.append(_layer("line", {**encoding, **dash}, **course))
+        apart = f"indexof({list(dotted)}, datum[{self.by!r}])"
+        line = _layer("line", {**encoding, **dash}, **course)
+        layers.append({**line, "transform": [{"filter": f"{apart} < 0"}]} if dotted else line)
         points = dict(encoding)
         if hollow:
             ring = {"test": f"datum[{hollow!r}]", "value": "transparent"}
             points["fill"] = {"condition": ring, **color["color"]}
-        is_seen = len(self.table.rows) <= _MOST_POINTS * (_count(self.table, self.by) or 1)
+        num_lines = _count(self.table, self.by) or 1
+        is_seen = not is_step and len(self.table.rows) <= _MOST_POINTS * num_lines
         looks = {"size": 36 if is_seen else 9, "opacity": 1 if is_seen else 0}
-        layers.append(_layer("point", points, filled=not hollow, **looks, **_TOLD))
+        mark = _layer("point", points, filled=not hollow, **looks, **_TOLD)
+        layers.append({**mark, "transform": [{"filter": f"{apart} >= 0"}]} if dotted else mark)
         return self._chart({"layer": self._with_params(layers)})
 
     def scatter(
@@ -225,7 +232,9 @@ class Plot:
         """Return the channel of numbers along an axis."""
         column = self.table.column(name)
         numbers = _numbers(self.table, name)
-        is_log = _is_log(numbers) if log is None else log and min(numbers, default=0) > 0
+        # Of shares the whole is what one looks for.
+        is_wide = column.unit != SHARE and _is_log(numbers)
+        is_log = is_wide if log is None else log and min(numbers, default=0) > 0
         linear = {"type": "linear", "zero": not self.is_near}
         scale = {"type": "log", "nice": False} if is_log else linear
         channel = {"field": name, "type": "quantitative", "title": column.title, "scale": scale}
@@ -333,7 +342,9 @@ def _count(table: Table, name: str) -> int:
 
 
 def _axis_format(table: Table, name: str) -> Spec:
-    return {"format": ".3~%"} if table.column(name).unit == SHARE else {}
+    if table.column(name).unit == SHARE:
+        return {"format": ".3~%"}
+    return {"format": "~s"} if max(_numbers(table, name), default=0) >= _MILLION else {}
 
 
 def _format(column: Column) -> str:

@@ -10,13 +10,17 @@ from foretoken.page.chart import GREY, Plot
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Values at places; those of `is_hollow` are drawn as rings, `low` and `high` are bounds."""
+    """Values at places; those of `is_hollow` are drawn as rings, `low` and `high` are bounds.
+
+    One that `is_dotted` has points and no line, next to others that have a line alone.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
     color: str = ""
     is_dashed: bool = False
+    is_dotted: bool = False
     is_hollow: Sequence[bool] = ()
     low: Sequence[float] = ()
     high: Sequence[float] = ()
@@ -55,6 +59,7 @@ def draw_curves(
         band=("low", "high") if has_bounds else None,
         hollow="hollow" if has_rings else "",
         dashed=[curve.label for curve in curves if curve.is_dashed],
+        dotted=[curve.label for curve in curves if curve.is_dotted],
         is_step=is_step,
     )
 

@@ -1,5 +1,6 @@
 """What a metric is, and its values of one or more results as the rows of a table."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
@@ -159,7 +160,8 @@ class Figure:
 
 def title_of(label: str, unit: str) -> str:
     """Return a label with its unit, which is not said twice: `TTFT p99 (ms)`, `tokens/s`."""
-    return label if unit in {"", SHARE} or unit in label else f"{label} ({unit})"
+    is_said = unit in {"", SHARE} or re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", label)
+    return label if is_said else f"{label} ({unit})"
 
 
 def figures_of(metric: Metric, records: Sequence[Any], prefix: str = "") -> list[Figure]:

@@ -21,6 +21,8 @@ window.foretoken = (() => {
       background: null,
       font: "system-ui, sans-serif",
       axis: { ...text, gridColor: line, domainColor: line, tickColor: line },
+      // As many as there is room for: numbers are wider than they are high.
+      axisX: { tickCount: { expr: "ceil(width / 90)" }, labelFlush: false },
       legend: { ...text, labelColor: ink },
       text: { color: ink },
       rule: { color: ink },

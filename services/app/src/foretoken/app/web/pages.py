@@ -151,6 +151,7 @@ class Pages:
             undefined=jinja2.StrictUndefined,
         )
         self._templates.filters["number"] = lambda value: format_number(value, 4)
+        self._templates.filters["moment"] = lambda at: at[:19].replace("T", " ")
         self._templates.filters["zip_same"] = lambda names: [(name, name) for name in names]
         self._templates.globals.update(
             static=self._static.address,

@@ -78,7 +78,8 @@ def _curve_charts(
 
 def _measured_curve(label: str, measured: MeasuredCurve, scale: float, color: str) -> Curve:
     rates = (measured.key.rates(measured.sizes, measured.latency_us) / scale).tolist()
-    return Curve(label=label, x=measured.sizes.tolist(), y=rates, color=color)
+    sizes = measured.sizes.tolist()
+    return Curve(label=label, x=sizes, y=rates, color=color, is_dotted=True)
 
 
 def _work_chart(curves: Sequence[FittedCurve]) -> Chart:

@@ -80,7 +80,7 @@ def scenario_section(scenario_json: str) -> Section:
         model = scenario["model"]
         rows.append(["model", model["name"] if isinstance(model, dict) else str(model)])
     layout = scenario.get("layout", {})
-    axes = [f"{axis} {degree}" for axis, degree in layout.items() if degree != 1]
+    axes = [f"{axis} {degree}" for axis, degree in layout.items() if degree not in (1, False)]
     if layout:
         rows.append(["layout", ", ".join(axes) or "one device"])
     trainer = scenario.get("trainer", {})

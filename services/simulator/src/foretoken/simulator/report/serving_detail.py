@@ -62,7 +62,8 @@ def distributions(reports: Reports, colors: Sequence[str]) -> Section:
         limit_ms = limits.pop() if len(limits) == 1 else 0.0
         rules = [Rule("x", limit_ms / metric.scale, "SLO")] if limit_ms else []
         if curves:
-            plot = Plot(title=f"{metric.label}, distribution", caption=caption, rules=rules)
+            title = f"{metric.label}, distribution"
+            plot = Plot(title=title, caption=caption, rules=rules, is_near=not rules)
             share = Column(title="share of all", name="share", unit=SHARE)
             charts.append(draw_curves(plot, curves, x=Column.of(metric), y=share))
     return Section(title="Distributions", pictures=charts)

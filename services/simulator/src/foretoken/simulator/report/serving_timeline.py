@@ -198,8 +198,8 @@ def waterfall(report: ServingReport) -> list[Section]:
     columns = [
         Column.words("request", "request"),
         Column.words("does", "does"),
-        Column(title="from (s)", name="start"),
-        Column(title="to (s)", name="end"),
+        Column(title="time (s)", name="start"),
+        Column(title="until (s)", name="end"),
         Column(title="prompt tokens", name="num_prefill_tokens"),
         Column(title="answer tokens", name="num_decode_tokens"),
     ]

@@ -179,8 +179,9 @@ def _findings(validation: ServingValidation) -> Section:
     intro = (
         f"{validation.num_compared} requests of {validation.run_name} ({validation.source})"
         " compared with their simulation. Errors are simulated over measured, less one."
-        f" {left_out} requests are left out, as they were not completed in both."
     )
+    if left_out:
+        intro += f" {left_out} requests are left out, as they were not completed in both."
     return findings_section(intro, facts, validation.findings)
 
 

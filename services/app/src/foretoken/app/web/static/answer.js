@@ -181,6 +181,7 @@ class Answer {
     for (const [name, title] of this.columns()) {
       const head = row.appendChild(document.createElement("th"));
       head.scope = "col";
+      if (typeof this.c[name]?.[0] === "number") head.className = "number";
       const button = head.appendChild(document.createElement("button"));
       button.type = "button";
       button.textContent = title;
@@ -301,8 +302,9 @@ if (answered.ok) new Answer(await answered.json());
 else byId("counted").textContent = "The candidates of this answer are not kept any more.";
 
 byId("copy").addEventListener("click", async () => {
-  await navigator.clipboard?.writeText(location.href);
-  byId("copied").textContent = `The link is copied: ${location.href}`;
+  // Browsers let pages copy over TLS and on this machine alone.
+  const isCopied = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
+  byId("copied").textContent = `${isCopied ? "The link is copied" : "The link to send"}: ${location.href}`;
 });
 
 // ---- the best, as they are simulated ----
@@ -325,7 +327,11 @@ if (simulating) {
       const name = row.appendChild(document.createElement("th"));
       name.scope = "row";
       name.textContent = finalist.name;
-      for (const one of spec.finalists.cells) row.insertCell().textContent = cell(finalist, one);
+      for (const one of spec.finalists.cells) {
+        const place = row.insertCell();
+        place.textContent = cell(finalist, one);
+        if (!one.words) place.className = "number";
+      }
       row.insertCell().textContent = "when all are simulated";
       simulating.textContent = `${count} simulated; more may come.`;
     },

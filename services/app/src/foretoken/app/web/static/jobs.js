@@ -17,7 +17,10 @@ function show(jobs) {
     const link = name.appendChild(document.createElement("a"));
     link.href = job.address;
     link.textContent = job.job_id;
-    for (const text of [job.service, job.state, `${Math.round(100 * job.progress_ratio)} %`, job.error_message || job.message, job.created_at.slice(0, 19).replace("T", " ")]) cell(row, text);
+    for (const text of [job.service, job.state]) cell(row, text);
+    cell(row, `${Math.round(100 * job.progress_ratio)} %`).className = "number";
+    cell(row, job.error_message || job.message);
+    cell(row, job.created_at.slice(0, 19).replace("T", " ")).className = "when";
     const next = cell(row, "");
     for (const act of [job.can_cancel && "cancel", job.can_resume && "resume"].filter(Boolean)) {
       const form = next.appendChild(document.createElement("form"));

@@ -235,4 +235,5 @@ function ticks(low, high) {
   return found;
 }
 
-export const short = (value) => (value == null || !Number.isFinite(value) ? "-" : Number(value.toPrecision(4)).toLocaleString("en"));
+// Four digits, and all of those before the point.
+export const short = (value) => (value == null || !Number.isFinite(value) ? "-" : (Math.abs(value) >= 1000 ? Math.round(value) : Number(value.toPrecision(4))).toLocaleString("en"));

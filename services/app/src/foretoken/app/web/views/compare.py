@@ -1,33 +1,25 @@
 """Compare: two to six results of one kind, differences first."""
 
 from collections.abc import Sequence
-from typing import Final
 
+from foretoken.app.web.views import results
 from foretoken.app.web.views.results import read, send_page
 from foretoken.app.web.visit import Sent, Shown, Visit
-from foretoken.client.results import list_results
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.simulator.report import page
-from foretoken.simulator.report.compare_runs import ComparedRun, compare_figures, name_runs
+from foretoken.simulator.report.compare_runs import ComparedRun, name_runs
 
 _LEAST, _MOST = 2, 6
-_OFFERED: Final = 100
 
 
 def show(visit: Visit) -> Shown:
-    """Show the figures of the results that are named, or what there is to be named."""
+    """Show the results that are named over each other, or what there is to be named."""
     names = visit.query.get("run", [])
     if len(names) < _LEAST:
-        kept = list_results(visit.catalog)[:_OFFERED]
-        return Shown(template="compare_choose.html", content={"results": kept, "chosen": names})
+        return results.show(visit, "Compare results")
     runs = _read(visit, names)
-    figures = compare_figures([run.report for run in runs])
-    content = {
-        "runs": runs,
-        "figures": sorted(figures, key=lambda figure: len(set(figure.texts())) == 1),
-        "query": "&".join(f"run={run.result.job_id}" for run in runs),
-    }
-    return Shown(template="compare.html", content=content)
+    query = "&".join(f"run={run.result.job_id}" for run in runs)
+    return Shown(template="compare.html", content={"runs": runs, "query": query})
 
 
 def send_report(visit: Visit) -> Sent:

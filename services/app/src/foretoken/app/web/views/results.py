@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from foretoken.app.presentation import describe, render_page
+from foretoken.app.presentation import render_page
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
 from foretoken.client.results import export_result, find_result, list_results, read_result
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
@@ -29,7 +29,7 @@ _INLINE: Final = re.compile(r"<(script|style)[^>]*>(.*?)</\1>", re.DOTALL)
 _SHOWN: Final = 500
 
 
-def show(visit: Visit) -> Shown:
+def show(visit: Visit, title: str = "Results") -> Shown:
     """List the results, those whose title, kind or name has the words that are looked for."""
     words = visit.first("q").lower().split()
     found = [
@@ -40,7 +40,13 @@ def show(visit: Visit) -> Shown:
             for word in words
         )
     ]
-    content = {"results": found[:_SHOWN], "num_found": len(found), "words": visit.first("q")}
+    content = {
+        "title": title,
+        "results": found[:_SHOWN],
+        "num_found": len(found),
+        "words": visit.first("q"),
+        "chosen": visit.query.get("run", []),
+    }
     return Shown(template="results.html", content=content)
 
 
@@ -51,7 +57,6 @@ def show_one(visit: Visit) -> Shown | Redirect:
         return Redirect(f"{ANSWERS[result.kind]}/{result.job_id}")
     content = {
         "result": result,
-        "line": describe(report),
         "has_trace": isinstance(report, ServingReport | TrainingReport),
     }
     return Shown(template="result.html", content=content)
