@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -27,9 +27,11 @@ from foretoken.domain.requests.training_search import (
     TrainingSearchReport,
     TrainingSearchRequest,
 )
+from foretoken.domain.results.result import AnyReport
 from foretoken.jobs.executor import Executor, WorkerCounts
 from foretoken.jobs.executors.choice import open_executor
-from foretoken.jobs.runner import JobProgress, JobRunner, Resume, Work
+from foretoken.jobs.runner import JobProgress, JobRunner, Work
+from foretoken.jobs.service import RunsJobs
 from foretoken.simulator.cluster.routing import find_router
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_capacity, echo_serving_search, echo_training_search
@@ -82,8 +84,21 @@ TRAINING_KIND = "training-search"
 SEARCH_TABLES = ("candidates",)
 
 
-class SearchJobs:
-    """Runs capacity, serving and training searches on the workers they share."""
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """What jobs of a kind are asked, what does them, and what reads their report by the job."""
+
+    request: type[Any]
+    run: Callable[[Any, JobProgress], AnyReport]
+    read: Callable[[str], AnyReport]
+
+    def resume(self, plain: Any) -> Work:
+        """Return the work of a job that goes on, by its request as it is kept."""
+        return partial(self.run, schema.decode(self.request, plain, "request"))
+
+
+class RunsSearches(RunsJobs):
+    """The searches of a simulator: capacity, serving and training, on the workers they share."""
 
     def __init__(
         self,
@@ -91,36 +106,34 @@ class SearchJobs:
         jobs: JobRunner,
         predictor: PredictorPort,
         fetch: "FetchSurfaces",
-        statistics: SimulatorStatistics,
     ) -> None:
+        super().__init__(jobs)
         self._config = config
-        self._statistics = statistics
-        self._jobs = jobs
+        self._statistics = SimulatorStatistics()
         self._fetch = fetch
         self._predictor = predictor
         self._executor: Executor | None = None
         self._lock = threading.Lock()
+        self._kinds: dict[str, JobKind] = {
+            CAPACITY_KIND: JobKind(CapacityRequest, self._find_capacity, self.get_capacity_report),
+            SERVING_KIND: JobKind(
+                ServingSearchRequest, self._search_serving, self.get_serving_search_report
+            ),
+            TRAINING_KIND: JobKind(
+                TrainingSearchRequest, self._search_training, self.get_training_search_report
+            ),
+        }
 
     @cached_property
-    def _search(self) -> "ServingSearch":
+    def _serving_search(self) -> "ServingSearch":
         from foretoken.simulator.search.serving.search import ServingSearch
 
         return ServingSearch(self._predictor)
 
     @property
-    def handlers(self) -> Mapping[str, Resume]:
-        """What makes the work of a job that goes on, by its kind."""
-        return {
-            CAPACITY_KIND: lambda plain: self._capacity_work(
-                schema.decode(CapacityRequest, plain, "request")
-            ),
-            SERVING_KIND: lambda plain: self._serving_work(
-                schema.decode(ServingSearchRequest, plain, "request")
-            ),
-            TRAINING_KIND: lambda plain: self._training_work(
-                schema.decode(TrainingSearchRequest, plain, "request")
-            ),
-        }
+    def statistics(self) -> SimulatorStatistics:
+        """What was simulated and searched."""
+        return self._statistics
 
     @property
     def workers(self) -> WorkerCounts:
@@ -128,14 +141,14 @@ class SearchJobs:
         with self._lock:
             return self._executor.workers if self._executor else WorkerCounts()
 
-    def close(self) -> None:
+    def _close_workers(self) -> None:
         """Let the workers go; the jobs have ended."""
         with self._lock:
             if self._executor is not None:
                 self._executor.close()
 
-    def resume(self, job_id: str) -> Job:
-        """Create the search of a job again, which was cancelled or failed.
+    def resume_job(self, job_id: str) -> Job:
+        """Start a search that was cancelled or failed once more, and return the new job.
 
         Raises:
             InvalidRequestError: the job is no search, or what it was asked is not kept.
@@ -145,21 +158,20 @@ class SearchJobs:
         job = self._jobs.get(job_id)
         if job.state not in (JobState.CANCELLED, JobState.FAILED):
             return job
-        create: Mapping[str, tuple[type[Any], Callable[[Any], Job]]] = {
-            CAPACITY_KIND: (CapacityRequest, self.create_capacity),
-            SERVING_KIND: (ServingSearchRequest, self.create_serving),
-            TRAINING_KIND: (TrainingSearchRequest, self.create_training),
+        create: Mapping[str, Callable[[Any], Job]] = {
+            CAPACITY_KIND: self.create_capacity_search,
+            SERVING_KIND: self.create_serving_search,
+            TRAINING_KIND: self.create_training_search,
         }
         if job.kind in create:
-            cls, again = create[job.kind]
-            request = self._jobs.request(job_id, cls)
+            request = self._jobs.request(job_id, self._kinds[job.kind].request)
             if request is not None:
-                return again(request)
+                return create[job.kind](request)
         raise InvalidRequestError.of_field(
             "job_id", f"what {job_id} was asked is not kept: ask it again"
         )
 
-    def create_capacity(self, request: CapacityRequest) -> Job:
+    def create_capacity_search(self, request: CapacityRequest) -> Job:
         """Start looking for the highest rate at which a deployment meets targets.
 
         Raises:
@@ -170,9 +182,9 @@ class SearchJobs:
 
         request = _as_kept(request)
         check_scenario(request.scenario)
-        return self._jobs.create(CAPACITY_KIND, self._capacity_work(request), request)
+        return self._create(CAPACITY_KIND, request)
 
-    def create_serving(self, request: ServingSearchRequest) -> Job:
+    def create_serving_search(self, request: ServingSearchRequest) -> Job:
         """Start looking for the best deployments of a space.
 
         Raises:
@@ -181,10 +193,9 @@ class SearchJobs:
             as `check_scenario`.
 
         """
-        request = self._check_serving(request)
-        return self._jobs.create(SERVING_KIND, self._serving_work(request), request)
+        return self._create(SERVING_KIND, self._check_serving(request))
 
-    def create_training(self, request: TrainingSearchRequest) -> Job:
+    def create_training_search(self, request: TrainingSearchRequest) -> Job:
         """Start looking for the best training strategies of a space.
 
         Raises:
@@ -193,43 +204,38 @@ class SearchJobs:
             InvalidRequestError: the space cannot vary the scenario.
 
         """
-        request = self._check_training(request)
-        return self._jobs.create(TRAINING_KIND, self._training_work(request), request)
+        return self._create(TRAINING_KIND, self._check_training(request))
 
     def rehearse(self, request: ServingSearchRequest | TrainingSearchRequest) -> None:
         """Answer a question in closed form for nobody, so that the next finds all in memory.
 
         Raises:
-            as `create_serving` and `create_training`.
+            as `create_serving_search` and `create_training_search`.
 
         """
         if isinstance(request, ServingSearchRequest):
             asked = self._check_serving(replace(request, num_finalists=0, has_sensitivity=False))
-            self._search.run(asked, InlineContext())
+            self._serving_search.run(asked, InlineContext())
             return
         from foretoken.simulator.search.training.search import search_training
 
         training = self._check_training(replace(request, num_finalists=0, has_sensitivity=False))
         search_training(training, self._predictor, InlineContext())
 
-    def capacity_report(self, job_id: str) -> CapacityReport:
+    def get_capacity_report(self, job_id: str) -> CapacityReport:
         """Return the result of a finished capacity search."""
         return self._jobs.result(job_id, CapacityReport)
 
-    def serving_report(self, job_id: str) -> ServingSearchReport:
+    def get_serving_search_report(self, job_id: str) -> ServingSearchReport:
         """Return the result of a finished serving search, with its candidates."""
         return fill_tables(self._jobs.result(job_id, ServingSearchReport), self._jobs, job_id)
 
-    def training_report(self, job_id: str) -> TrainingSearchReport:
+    def get_training_search_report(self, job_id: str) -> TrainingSearchReport:
         """Return the result of a finished training search, with its candidates."""
         return fill_tables(self._jobs.result(job_id, TrainingSearchReport), self._jobs, job_id)
 
-    def watch_training(self, job_id: str, first: int) -> Watch[StrategyFinalist]:
-        """Yield finalists from the `first` on, as they are found, until the search ends."""
-        return self._follow(job_id, TRAINING_KIND, first, StrategyFinalist)
-
-    def read_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
-        """Return a table of a finished serving or training search.
+    def read_serving_search_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished serving search: `candidates`.
 
         Raises:
             InvalidRequestError: no such table.
@@ -237,9 +243,22 @@ class SearchJobs:
         """
         return open_table(self._jobs, job_id, table, SEARCH_TABLES)
 
-    def watch(self, job_id: str, first: int) -> Watch[Finalist]:
+    def read_training_search_table(self, job_id: str, table: str) -> pa.RecordBatchReader:
+        """Return a table of a finished training search; as `read_serving_search_table`."""
+        return open_table(self._jobs, job_id, table, SEARCH_TABLES)
+
+    def watch_serving_search(self, job_id: str, first: int = 0) -> Watch[Finalist]:
         """Yield finalists from the `first` on, as they are found, until the search ends."""
         return self._follow(job_id, SERVING_KIND, first, Finalist)
+
+    def watch_training_search(self, job_id: str, first: int = 0) -> Watch[StrategyFinalist]:
+        """Yield finalists from the `first` on, as they are found, until the search ends."""
+        return self._follow(job_id, TRAINING_KIND, first, StrategyFinalist)
+
+    def _create(self, kind: str, request: object, *, is_kept: bool = True) -> Job:
+        """Create a job; one whose request is kept goes on after a restart."""
+        work = partial(self._kinds[kind].run, request)
+        return self._jobs.create(kind, work, request if is_kept else None)
 
     def _follow(self, job_id: str, kind: str, first: int, cls: type[F]) -> Watch[F]:
         if self._jobs.get(job_id).kind != kind:
@@ -262,15 +281,7 @@ class SearchJobs:
             find_engine(profile)
         for router in request.space.routers:
             find_router(router)
-        _check_limit(
-            "finalists to simulate", request.num_finalists, self._config.max_finalists, "finalists"
-        )
-        _check_limit(
-            "points in the space",
-            count_points(request),
-            self._config.max_search_points,
-            "search_points",
-        )
+        self._check_size(request.num_finalists, count_points(request), "search_points")
         return request
 
     def _check_training(self, request: TrainingSearchRequest) -> TrainingSearchRequest:
@@ -278,60 +289,47 @@ class SearchJobs:
 
         request = _as_kept(request)
         _check_training_names(request)
-        _check_limit(
-            "finalists to simulate", request.num_finalists, self._config.max_finalists, "finalists"
-        )
-        _check_limit(
-            "points in the space",
-            count_points(request),
-            self._config.max_training_points,
-            "training_points",
-        )
+        self._check_size(request.num_finalists, count_points(request), "training_points")
         return request
 
-    def _capacity_work(self, request: CapacityRequest) -> Work:
-        def work(progress: JobProgress) -> CapacityReport:
-            from foretoken.simulator.search.capacity.find import find_capacity
+    def _find_capacity(self, request: CapacityRequest, progress: JobProgress) -> CapacityReport:
+        from foretoken.simulator.search.capacity.find import find_capacity
 
-            with JobContext(self._open_executor(), progress, self._statistics) as context:
-                report = find_capacity(request, self._fetch, context)
-            return echo_capacity(request, replace(report, job_id=progress.job_id))
+        with JobContext(self._open_executor(), progress, self._statistics) as context:
+            report = find_capacity(request, self._fetch, context)
+        return echo_capacity(request, replace(report, job_id=progress.job_id))
 
-        return work
+    def _search_serving(
+        self, request: ServingSearchRequest, progress: JobProgress
+    ) -> ServingSearchReport:
+        from foretoken.simulator.serving.compilation import must_compile_any
 
-    def _serving_work(self, request: ServingSearchRequest) -> Work:
-        def work(progress: JobProgress) -> ServingSearchReport:
-            from foretoken.simulator.serving.compilation import must_compile_any
+        executor = self._open_executor()
+        schedulers = schedulers_of(request)
+        if request.num_finalists and must_compile_any(schedulers):
+            progress.update(0.0, "compile the engine, once on this machine")
+            compile_in_worker(executor, schedulers, progress.check)
+        with JobContext(executor, progress, self._statistics) as context:
+            report = self._serving_search.run(request, context)
+            num_workers = report.num_workers or context.num_workers
+        self._statistics.observe_evaluated(report.num_evaluated)
+        report = replace(report, num_workers=num_workers, job_id=progress.job_id)
+        report, tables = take_tables(echo_serving_search(request, report))
+        attach_tables(tables, progress)
+        return report
 
-            executor = self._open_executor()
-            schedulers = schedulers_of(request)
-            if request.num_finalists and must_compile_any(schedulers):
-                progress.update(0.0, "compile the engine, once on this machine")
-                compile_in_worker(executor, schedulers, progress.check)
-            with JobContext(executor, progress, self._statistics) as context:
-                report = self._search.run(request, context)
-                num_workers = report.num_workers or context.num_workers
-            self._statistics.observe_evaluated(report.num_evaluated)
-            report = replace(report, num_workers=num_workers, job_id=progress.job_id)
-            report, tables = take_tables(echo_serving_search(request, report))
-            attach_tables(tables, progress)
-            return report
+    def _search_training(
+        self, request: TrainingSearchRequest, progress: JobProgress
+    ) -> TrainingSearchReport:
+        from foretoken.simulator.search.training.search import search_training
 
-        return work
-
-    def _training_work(self, request: TrainingSearchRequest) -> Work:
-        def work(progress: JobProgress) -> TrainingSearchReport:
-            from foretoken.simulator.search.training.search import search_training
-
-            with JobContext(self._open_executor(), progress, self._statistics) as context:
-                report = search_training(request, self._predictor, context)
-            self._statistics.observe_evaluated(report.num_legal)
-            report = replace(report, job_id=progress.job_id)
-            report, tables = take_tables(echo_training_search(request, report))
-            attach_tables(tables, progress)
-            return report
-
-        return work
+        with JobContext(self._open_executor(), progress, self._statistics) as context:
+            report = search_training(request, self._predictor, context)
+        self._statistics.observe_evaluated(report.num_legal)
+        report = replace(report, job_id=progress.job_id)
+        report, tables = take_tables(echo_training_search(request, report))
+        attach_tables(tables, progress)
+        return report
 
     def _open_executor(self) -> Executor:
         with self._lock:
@@ -342,6 +340,13 @@ class SearchJobs:
                     field="simulator.ray_address",
                 )
             return self._executor
+
+    def _check_size(self, num_finalists: int, num_points: int, setting: str) -> None:
+        _check_limit(
+            "finalists to simulate", num_finalists, self._config.max_finalists, "finalists"
+        )
+        limit = getattr(self._config, f"max_{setting}")
+        _check_limit("points in the space", num_points, limit, setting)
 
 
 def _as_kept(request: Q) -> Q:
