@@ -51,11 +51,12 @@ from foretoken.predictor.roofline import FloatColumn, IntColumn
 from foretoken.predictor.training_rows import Series, read_series
 from foretoken.predictor.transfer import train_transfers, transfer_names
 from foretoken.simulator.latency_source import LatencySource
-from foretoken.simulator.search.training.error_families import ERROR_FAMILIES, families_of
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.search.training.ties import (
+    ERROR_FAMILIES,
     correlate_errors,
     difference_errors,
+    families_of,
     time_families,
 )
 from foretoken.simulator.steps.strategies import (

@@ -17,7 +17,7 @@ from accuracy.table import Integers, Mask, split_into_tables, take
 from accuracy.trial import CONFIG
 
 from foretoken.predictor.intervals.coverage import Tier
-from foretoken.predictor.planning.ranking import PlanQuestion, rank_points
+from foretoken.predictor.planning.profile_plan import PlanQuestion, rank_points
 from foretoken.predictor.regression.kriging import Scales, learn_scales
 from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer.device_transfer import train_transfer_series

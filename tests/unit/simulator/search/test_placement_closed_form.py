@@ -21,8 +21,7 @@ from foretoken.simulator.search.placement.stage_memory import StageBook
 from foretoken.simulator.search.placement.strategy import equal_round_counts
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import ClosedForm, Setting
-from foretoken.simulator.search.training.finalist_selection import FinalistSelection
-from foretoken.simulator.search.training.search import search_training
+from foretoken.simulator.search.training.search import FinalistSelection, search_training
 from foretoken.simulator.training.step import simulate_training
 
 # As many stages of the one as of the other, so that micro batches can go round them in groups.

@@ -18,8 +18,8 @@ from foretoken.simulator.search.training.closed_form import (
     Setting,
     answer_in_closed_form,
 )
-from foretoken.simulator.search.training.finalist_selection import FinalistSelection
 from foretoken.simulator.search.training.outcome import make_report, with_finalists
+from foretoken.simulator.search.training.search import FinalistSelection
 
 _REQUEST = TrainingSearchRequest(
     scenario=TrainingScenario(

@@ -21,8 +21,7 @@ from foretoken.domain.requests.training_run import (
     TrainingRunReport,
     TrainingRunRequest,
 )
-from foretoken.simulator.training.run.checkpoint import count_checkpoint_bytes
-from foretoken.simulator.training.run.plan import plan_training_run
+from foretoken.simulator.training.run.plan import count_checkpoint_bytes, plan_training_run
 from foretoken.simulator.training.run.size import SizeSearch, list_degrees
 from foretoken.simulator.training.step import simulate_training
 

@@ -14,8 +14,8 @@ from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.canonical import find_redundant
+from foretoken.simulator.search.training.outcome import explain
 from foretoken.simulator.search.training.space import StrategySpace, resolve_space
-from foretoken.simulator.search.training.verdict_reason import explain
 from foretoken.simulator.steps.legality import LEGAL, judge_legality
 from foretoken.simulator.steps.strategies import AXES, Strategies
 from foretoken.simulator.training.step import simulate_training

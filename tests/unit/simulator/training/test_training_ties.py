@@ -20,14 +20,15 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
-from foretoken.simulator.search.training.error_families import (
+from foretoken.simulator.search.training.space import resolve_space
+from foretoken.simulator.search.training.step_time import StepTimer
+from foretoken.simulator.search.training.ties import (
     CORRELATIONS,
     ERROR_FAMILIES,
     families_of,
+    find_ties,
+    time_families,
 )
-from foretoken.simulator.search.training.space import resolve_space
-from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.ties import find_ties, time_families
 from foretoken.simulator.steps.strategies import Strategies
 
 _PRODUCTS = ERROR_FAMILIES.index("matrix products")

@@ -1,8 +1,21 @@
-"""What to know of an answer that rests on the measurements of other software."""
+"""What to know of an answer of no framework, or by the measurements of other software."""
 
 from collections.abc import Iterable
 
+from foretoken.domain.frameworks.trainer import DEFAULT_TRAINER
 from foretoken.domain.measurements.estimate import LatencyColumns
+from foretoken.domain.requests.scenario import TrainingScenario
+
+
+def list_trainer_notes(scenario: TrainingScenario) -> tuple[str, ...]:
+    """Return how an answer gets tighter where no framework was named."""
+    if scenario.trainer.profile != DEFAULT_TRAINER:
+        return ()
+    note = (
+        f"trainer {DEFAULT_TRAINER} is no framework in particular: name yours for its own kernels,"
+        " overlap and memory (trainer.profile, --trainer; `foretoken list trainers`)"
+    )
+    return (note,)
 
 
 def list_software_notes(

@@ -10,7 +10,7 @@ import numpy as np
 
 from foretoken.simulator.cost.tables import CostTables, StepShape, shared_us, stage_us
 from foretoken.simulator.engine.layout import TABLES, Ints, Records, State, as_int64
-from foretoken.simulator.engine.memory import array_at, pointer
+from foretoken.simulator.engine.view import array_at, pointer
 from foretoken.simulator.jit import compiled_part
 
 TARGET, DRAFT = 0, 1

@@ -1,9 +1,14 @@
-"""The arrays of a compiled simulation, found by where they lie in memory."""
+"""The arrays of a simulation by their address in memory: compiled, or the same in plain Python."""
 
+import ctypes
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from foretoken.simulator.engine.layout import (
     BLOCK,
@@ -18,8 +23,31 @@ from foretoken.simulator.engine.layout import (
     Records,
     State,
 )
-from foretoken.simulator.engine.memory import array_at, pointer
-from foretoken.simulator.jit import compiled_part
+from foretoken.simulator.jit import IS_COMPILED, compiled_part
+
+
+def _to_pointer(_typing: Any, address: Any) -> Any:
+    """Take a number for an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.voidptr(address), generate
+
+
+@lru_cache(maxsize=1024)
+def _interpret(address: int, shape: int | tuple[int, ...], dtype: Any) -> Records:
+    """Return the memory at an address as an array, for plain Python."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if size == 0:
+        return np.zeros(shape, dtype)
+    memory = (ctypes.c_char * size).from_address(address)
+    return np.frombuffer(memory, dtype).reshape(shape)
+
+
+# (address) -> pointer, and (pointer, shape, dtype) -> array.
+pointer: Any = intrinsic(_to_pointer) if IS_COMPILED else int
+array_at: Callable[[Any, Any, Any], Records] = cast("Any", carray) if IS_COMPILED else _interpret
 
 
 def _getter(name: str, dtype: Any, shape: Callable[[State], Any]) -> Callable[[State], Records]:

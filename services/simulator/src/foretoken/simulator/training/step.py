@@ -24,6 +24,7 @@ from foretoken.domain.units import US_PER_MS
 from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import chunk_ranks
+from foretoken.simulator.software_note import list_trainer_notes
 from foretoken.simulator.steps.pipelines.schedule import (
     RankOrder,
     find_schedule,
@@ -49,7 +50,6 @@ from foretoken.simulator.training.operator_prices import OperatorPrices, fetch_s
 from foretoken.simulator.training.rank_traffic import measure_traffic
 from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
 from foretoken.simulator.training.timeline import draw_spans
-from foretoken.simulator.training.trainer_note import list_trainer_notes
 from foretoken.simulator.training.variability import (
     ESTIMATE,
     HIGH,

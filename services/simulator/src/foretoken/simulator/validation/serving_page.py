@@ -13,8 +13,13 @@ from foretoken.page.chart import BLUE, ORANGE, Plot
 from foretoken.page.curve import Curve, draw_curves, draw_parts
 from foretoken.page.section import Cell, Fact, Section
 from foretoken.simulator.validation.decode_steps import DecodeComparison
-from foretoken.simulator.validation.finding import error_cell, findings_section, number_table
-from foretoken.simulator.validation.pictures import pairs_chart, shares_chart
+from foretoken.simulator.validation.finding import (
+    error_cell,
+    findings_section,
+    number_table,
+    pairs_chart,
+    shares_chart,
+)
 from foretoken.simulator.validation.serving import STEP_FEATURES, ServingValidation
 from foretoken.simulator.validation.serving_calibration import ServingCalibration
 from foretoken.simulator.validation.serving_comparison import STATISTICS

@@ -12,8 +12,7 @@ from foretoken.domain.units import US_PER_MS
 from foretoken.page.block import Chart
 from foretoken.page.chart import Plot
 from foretoken.page.section import Cell, Fact, Section
-from foretoken.simulator.validation.finding import error_cell, number_table
-from foretoken.simulator.validation.pictures import pairs_chart
+from foretoken.simulator.validation.finding import error_cell, number_table, pairs_chart
 from foretoken.simulator.validation.steps import StepComparison, StepsValidation, describe_shares
 
 # An error above this is pointed out.

@@ -14,9 +14,13 @@ from foretoken.simulator.search.placement.columns import PlacedStrategies
 from foretoken.simulator.search.placement.placed_steps import time_placed
 from foretoken.simulator.search.placement.placed_work import PlacedWork
 from foretoken.simulator.search.training.answers import Answers
-from foretoken.simulator.search.training.error_families import CORRELATIONS, families_at_bound
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
-from foretoken.simulator.search.training.ties import correlate_sizes, difference_errors
+from foretoken.simulator.search.training.ties import (
+    CORRELATIONS,
+    correlate_sizes,
+    difference_errors,
+    families_at_bound,
+)
 from foretoken.simulator.steps.call_prices import PricedTable, Variants
 
 

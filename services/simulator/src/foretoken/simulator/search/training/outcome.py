@@ -1,4 +1,7 @@
-"""The report of a search: counts with reasons, ranks, fronts, and what simulations make of them."""
+"""The report of a search: counts with reasons, ranks, fronts, the table of the best.
+
+Reasons are in the words in which a simulation refuses a strategy.
+"""
 
 import json
 from collections.abc import Collection, Sequence
@@ -7,25 +10,131 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain import schema
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import (
     TRAINING_OBJECTIVES,
+    WEIGHT_PARALLELS,
     RuledOut,
     StrategyColumns,
     StrategyFinalist,
     TrainingSearchReport,
 )
-from foretoken.simulator.grid import Ints
+from foretoken.domain.units import US_PER_MS
+from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.canonical import REASONS
 from foretoken.simulator.search.training.closed_form import ClosedForm
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.survey import MEMORY, Survey, find_fronts
-from foretoken.simulator.search.training.table import build_table
-from foretoken.simulator.search.training.verdict_reason import explain, explain_cut
-from foretoken.simulator.steps.legality import TRAINER
-from foretoken.simulator.steps.strategies import Strategies
+from foretoken.simulator.software_note import list_trainer_notes
+from foretoken.simulator.steps.legality import TRAINER, device_limit
+from foretoken.simulator.steps.pipelines.schedule import find_schedule
+from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
+from foretoken.simulator.steps.trainer_limit import list_lacks
 from foretoken.simulator.training.memory_plan import plan_memory
-from foretoken.simulator.training.trainer_note import list_trainer_notes
+from foretoken.simulator.training.scenario_checks import check_chunks, check_scenario
+
+
+def build_table(answers: Answers, rank: Ints, prices: Floats) -> StrategyColumns:
+    """Return the columns of strategies in their order; the fronts are of those given."""
+    strategies = answers.strategies
+    source = strategies.source
+    is_front_cost, is_front_memory = find_fronts(answers, prices)
+    return StrategyColumns(
+        name=_texts(strategies.names(np.arange(len(answers)))),
+        device=_pick(source.devices, strategies.device),
+        num_devices=strategies.num_devices,
+        tp=strategies.tp,
+        pp=strategies.pp,
+        virtual_stages=strategies.virtual_stages,
+        dp=strategies.dp,
+        cp=strategies.cp,
+        ep=strategies.ep,
+        micro_batch_size=strategies.micro_batch_size,
+        num_micro_batches=strategies.num_micro_batches,
+        global_batch_size=strategies.global_batch_size,
+        sequence_parallel=strategies.sequence_parallel.astype(np.bool_),
+        zero_stage=strategies.zero_stage,
+        shard_degree=strategies.shard_degree,
+        overlap=_texts(strategies.overlaps()),
+        recompute=_pick(RECOMPUTE_MODES, strategies.recompute),
+        weight_parallel=_pick(WEIGHT_PARALLELS, strategies.weight_parallel),
+        weight_degree=strategies.weight_degree,
+        pipeline_schedule=_pick(source.pipeline_schedules, strategies.pipeline_schedule),
+        placement=_texts(strategies.placements()),
+        stage_layers=_texts(strategies.stage_cuts()),
+        step_time_ms=answers.step_us / US_PER_MS,
+        step_time_low_ms=answers.low_us / US_PER_MS,
+        step_time_high_ms=answers.high_us / US_PER_MS,
+        tokens_per_s=answers.tokens_per_s,
+        tokens_per_s_per_gpu=answers.tokens_per_s_per_gpu,
+        mfu_ratio=answers.mfu_ratio,
+        bubble_ratio=answers.bubble_ratio,
+        exposed_communication_ratio=answers.exposed_ratio,
+        reserved_bytes=answers.reserved_bytes,
+        margin_bytes=answers.margin_bytes,
+        usd_per_step=answers.usd_per_step(prices),
+        usd_per_billion_tokens=answers.usd_per_billion_tokens(prices),
+        rank=rank,
+        is_pareto_cost=is_front_cost,
+        is_pareto_memory=is_front_memory,
+    )
+
+
+def _texts(words: Sequence[str]) -> np.ndarray:
+    return np.array(words, dtype=object)
+
+
+def _pick(names: Sequence[str], codes: Ints) -> np.ndarray:
+    chosen: np.ndarray = np.array(names, dtype=object)[codes]
+    return chosen
+
+
+def explain(strategies: Strategies, row: int) -> str:
+    """Return why the simulator cannot run a strategy, in its words; empty where it can."""
+    one = strategies.take(np.array([row]))
+    limit = device_limit(one)
+    if limit.is_broken[0]:
+        return f"{limit.field}: {limit.reason()}"
+    return _find_problem(one.scenario(0)) or _find_lack(one)
+
+
+def _find_lack(one: Strategies) -> str:
+    """Return what a framework has not of a strategy, in its words."""
+    for bound in one.source.bounds:
+        if lacks := list_lacks(one, bound):
+            return InvalidRequestError.of_violations(lacks).message
+    return ""
+
+
+def explain_cut(one: Strategies) -> str:
+    """Return why no strategy of a space has the values of this one, which may break other rules."""
+    return _find_lack(one) or (
+        f"{one.source.bounds[0].name}: hides the same with less overlap, what differs cannot be"
+        " turned on or off"
+    )
+
+
+def _find_problem(scenario: TrainingScenario) -> str:
+    """Return what `simulate_training` refuses a scenario for; empty where nothing is wrong.
+
+    Raises:
+        UnknownDeviceError, UnknownTopologyError, UnknownPluginError: no such name.
+
+    """
+    schedule = find_schedule(scenario.pipeline_schedule)
+    try:
+        check_scenario(scenario)
+        chunks = schedule.virtual_stages or scenario.virtual_stages
+        scenario = replace(scenario, virtual_stages=chunks)
+        check_chunks(chunk_ranks(scenario), scenario)
+        schedule.orders(scenario.layout.pp, scenario.num_micro_batches, chunks)
+    except InvalidRequestError as err:
+        return err.message
+    return ""
+
 
 _SIMULATED_MEMORY = "memory, simulated"
 

@@ -6,22 +6,78 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from foretoken.domain import schema
+from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.dataset import find_dataset
 from foretoken.domain.requests.scenario import TrainingScenario
-from foretoken.domain.requests.training_run import RunSize, TrainingRunReport, TrainingRunRequest
+from foretoken.domain.requests.training_run import (
+    FailureRules,
+    RunSize,
+    SiteRules,
+    TrainingRunReport,
+    TrainingRunRequest,
+)
 from foretoken.domain.results.report import Feasibility, Percentiles
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR, ceil_divide
 from foretoken.simulator.echo import echo_run
-from foretoken.simulator.training.run.checkpoint import count_checkpoint_bytes, write_s
 from foretoken.simulator.training.run.cost import DeviceCost, find_cost
 from foretoken.simulator.training.run.draws import draw_runs
 from foretoken.simulator.training.run.failures import ExpectedRun, FailureModel
 from foretoken.simulator.training.run.notes import describe_quickest, list_notes
-from foretoken.simulator.training.run.sites import site_wait_s
 from foretoken.simulator.training.run.size import SizeSearch
 from foretoken.simulator.training.step import simulate_training
+
+
+def count_summed_bytes(scenario: TrainingScenario) -> float:
+    """Return the bytes of the model's gradients, in the format that they are reduced in."""
+    trainer = scenario.trainer.resolve()
+    dtype = trainer.gradient_dtype or scenario.dtype.kept_in_training
+    return count_parameters(scenario.model).total * dtype.num_bytes
+
+
+def site_wait_s(scenario: TrainingScenario, sites: SiteRules) -> float:
+    """Return what a step waits for other sites, the mean over steps.
+
+    Within a site gradients are summed as the scenario says. Then each site has one sum, in shards
+    on its devices, and the sites' links carry it around a ring: a reduce-scatter and an all-gather.
+
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", JPDC 69(2), 2009; Douillard et al., "DiLoCo", 2023, for sums that are not made in
+    every step.
+    """
+    others = sites.num_sites - 1
+    if not others:
+        return 0.0
+    sent_bytes = 2 * others / sites.num_sites * count_summed_bytes(scenario)
+    latency_s = 2 * others * sites.latency_ms / MS_PER_S
+    return (sent_bytes / sites.bytes_per_s + latency_s) / sites.sync_steps
+
+
+# Adam's first and second moment.
+_NUM_MOMENTS = 2
+
+
+def count_checkpoint_bytes(scenario: TrainingScenario) -> float:
+    """Return the bytes of parameters and optimizer, each written once whoever holds copies.
+
+    They are those that devices hold: weights in the compute format next to the optimizer's own,
+    unless the trainer trains the latter.
+    """
+    trainer = scenario.trainer.resolve()
+    per_param = trainer.master_dtype.num_bytes + _NUM_MOMENTS * trainer.moment_dtype.num_bytes
+    if not trainer.trains_master_weights:
+        per_param += scenario.dtype.kept_in_training.num_bytes
+    return count_parameters(scenario.model).total * per_param
+
+
+def write_s(scenario: TrainingScenario, failures: FailureRules) -> float:
+    """Return how long a checkpoint takes to write, by all devices of a site at once."""
+    if failures.checkpoint_s:
+        return failures.checkpoint_s
+    bytes_per_s = failures.checkpoint_bytes_per_s * scenario.layout.num_devices
+    return count_checkpoint_bytes(scenario) / bytes_per_s
+
 
 _HOURS_PER_DAY = 24.0
 
