@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretoken.predictor.attribution import attribute
+from foretoken.predictor.explaining import attribute
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.roofline import FloatColumn
 

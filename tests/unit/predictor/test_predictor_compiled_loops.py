@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from foretoken.predictor.regression.jit import compiled
+from foretoken.predictor.regression.kriging import krige, krige_few
 from foretoken.predictor.regression.kriging_loop import krige_many
-from foretoken.predictor.regression.kriging_system import krige, krige_few
 
 # Of the kind that a compiling model is none of: experts, in other sizes.
 _OTHER_QUESTION = """

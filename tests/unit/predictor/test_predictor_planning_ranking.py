@@ -3,7 +3,7 @@
 import numpy as np
 
 from foretoken.predictor.planning.error_field import ErrorField, thin_rows
-from foretoken.predictor.planning.ranking import PlanQuestion, Ranking, rank_points
+from foretoken.predictor.planning.profile_plan import PlanQuestion, Ranking, rank_points
 from foretoken.predictor.regression.kriging import Scales
 
 _SCALES = Scales(np.zeros(1), -6.0, 0.3)

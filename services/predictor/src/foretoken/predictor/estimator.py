@@ -21,7 +21,6 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
-from foretoken.predictor.call import Call
 from foretoken.predictor.chain import backward_ratio, lengthen
 from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 from foretoken.predictor.features import Design, build_design
@@ -30,7 +29,7 @@ from foretoken.predictor.linked_collectives import LinkedCollectives
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.query_check import check_group, refuse_extrapolation
 from foretoken.predictor.query_columns import read_columns
-from foretoken.predictor.query_target import find_target
+from foretoken.predictor.query_target import Call, find_target
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
 from foretoken.predictor.source import (
     Source,

@@ -7,12 +7,16 @@ its catalog too. The active version changes for all predictors within a refresh.
 import contextlib
 import dataclasses
 import hashlib
+import json
 import logging
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Self
 
+from foretoken.domain import schema
 from foretoken.domain.errors import (
     CorruptCatalogError,
     ForetokenError,
@@ -27,7 +31,37 @@ from foretoken.domain.ports import CatalogPort, ModelVersion
 from foretoken.domain.text_file import Archive
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.model_store import read_models, write_models, write_whole
-from foretoken.predictor.version_facts import VersionFacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VersionFacts:
+    """The hash of the snapshot that was trained on, and how many rows of it were."""
+
+    snapshot_hash: str
+    num_rows: int
+
+    @classmethod
+    def of(cls, artifact: Artifact) -> Self:
+        """Return what an artifact says; what another release has besides is left out.
+
+        Raises:
+            CorruptCatalogError: it does not say this, so no predictor stored it.
+
+        """
+        try:
+            said = json.loads(artifact.metadata_json)
+            known = {field.name: said[field.name] for field in fields(cls)}
+            return schema.decode(cls, known, "metadata_json")
+        except (ValueError, TypeError, KeyError, RecursionError, InvalidRequestError) as err:
+            raise CorruptCatalogError(
+                f"the artifact {artifact.kind}/{artifact.name} is no model version: its metadata"
+                f" lacks what one says ({err!r}); delete it"
+            ) from err
+
+    def to_json(self) -> str:
+        """Return them as an artifact's metadata."""
+        return json.dumps(asdict(self))
+
 
 _log = logging.getLogger(__name__)
 

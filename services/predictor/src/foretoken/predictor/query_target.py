@@ -1,10 +1,22 @@
-"""What the calls of a query run on."""
+"""A table of calls of one operator, and what the calls of a query run on."""
+
+from dataclasses import dataclass
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import topology_of_device
-from foretoken.domain.measurements.estimate import DType, Phase
+from foretoken.domain.measurements.estimate import DType, OperatorTable, Phase
 from foretoken.domain.operators.spec.operator import OperatorSpec
-from foretoken.predictor.roofline import Target
+from foretoken.predictor.roofline import Columns, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A table of calls, and what they run on."""
+
+    spec: OperatorSpec
+    table: OperatorTable
+    columns: Columns
+    target: Target
 
 
 def find_target(

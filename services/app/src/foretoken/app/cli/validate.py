@@ -12,30 +12,108 @@ import typer
 from foretoken.app.cli.output_file import page_option, write_page
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
+    CliState,
+    build_table,
     check_output_path,
+    format_ratio,
+    leave_unless,
     note,
     open_composition,
     scenario_changes,
     show_progress,
+    stack,
     stack_sections,
     state_of,
 )
-from foretoken.app.cli.validate_installed import PublishedOptions, validate_installed
 from foretoken.app.cli.validate_steps import steps
+from foretoken.app.installed_runs import list_installed_runs
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.client.facade import Foretoken
+from foretoken.domain.alias import canonical_device, canonical_model
 from foretoken.domain.requests.option import option
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.serving_run import ServingRun
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.validation.measured_run import load_run, load_runs, scenario_of_run
+from foretoken.simulator.validation.published_comparison import (
+    PublishedOutcome,
+    PublishedScore,
+    compare_published,
+    draw_runs,
+    score_published,
+)
 from foretoken.simulator.validation.serving import ServingValidation, validate_serving
 from foretoken.simulator.validation.serving_comparison import RequestComparison
 from foretoken.simulator.validation.serving_page import sweep_sections
 from foretoken.simulator.validation.training import TrainingValidation, validate_training
 from foretoken.simulator.validation.training_page import training_validation_sections
 from foretoken.simulator.validation.training_run import read_run
+
+_INSTALLED, _GROUP = "installed", "Against what others measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedOptions:
+    """Which runs that others measured a home is compared with."""
+
+    against: str = option(
+        "",
+        "`installed`: simulate the runs that `catalog install nvidia` brought, or the starter, in"
+        " place of one of your own; the errors are printed by model, engine and device.",
+        choices=("", _INSTALLED),
+        group=_GROUP,
+    )
+    model: str = option("", "Only runs of this model.", group=_GROUP)
+    device: str = option("", "Only runs on this device.", group=_GROUP)
+    runs: int = option(
+        12, "Most runs of a model under an engine on a device.", minimum=1, group=_GROUP
+    )
+
+
+def validate_installed(state: CliState, asked: PublishedOptions) -> None:
+    """Simulate a sample of the runs that are asked for, and print the errors."""
+    model, device = canonical_model(asked.model), canonical_device(asked.device)
+    with open_composition(state) as services:
+        runs = [
+            run
+            for run in list_installed_runs(services.catalog, state.config.starter)
+            if model in ("", run.model) and device in ("", run.device)
+        ]
+        if not runs:
+            raise typer.BadParameter(
+                "no measured runs of that kind are here: `foretoken catalog install nvidia`"
+            )
+        drawn = draw_runs(runs, asked.runs)
+        foretoken = services.foretoken("simulator")
+        outcomes: list[PublishedOutcome] = []
+        with show_progress(f"simulate {len(drawn)} of {len(runs)} measured runs") as update:
+            for outcome in compare_published(drawn, foretoken.simulate_serving):
+                outcomes.append(outcome)
+                update.set(len(outcomes) / len(drawn), outcome.run.model)
+    scores = score_published(outcomes)
+    rows = [_row(score) for score in scores]
+    columns = ("model", "engine", "device", "runs", "TPOT error", "bias", "TTFT error", "bias")
+    reasons = dict.fromkeys(
+        f"{score.num_left_out} runs of {score.model} under {score.engine}: {score.reason}"
+        for score in scores
+        if score.reason
+    )
+    title = "Simulated against measured: mean errors without signs, and with them"
+    state.print_object(scores, lambda: stack(build_table(title, columns, rows), *reasons))
+    leave_unless(any(score.num_runs for score in scores))
+
+
+def _row(score: PublishedScore) -> tuple[object, ...]:
+    errors = (
+        score.tpot_mape_ratio,
+        score.tpot_bias_ratio,
+        score.ttft_mape_ratio,
+        score.ttft_bias_ratio,
+    )
+    shown = [format_ratio(error, score.num_runs) for error in errors]
+    return score.model, score.engine, score.device, score.num_runs, *shown
+
 
 app = typer.Typer(help="Compare a simulation with what was measured.", no_args_is_help=True)
 

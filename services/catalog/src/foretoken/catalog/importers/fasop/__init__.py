@@ -1,17 +1,19 @@
 """Import FASOP's profile database: times of the modules of a transformer, forward, in fp32.
 
 `{model}_{gpu}_{tp}.npz` are tables by micro batch size, `profile_*.json` the measurements that
-tables are made of, `{model}_{gpu}_{tp}.npy` legacy profiles of whole layers. Source:
-https://github.com/ai-computing/aicomp, folder `fasop`.
+tables are made of, `{model}_{gpu}_{tp}.npy` legacy profiles of whole layers. CSV files next to them
+hold no times of operators, which is said of them. Source: https://github.com/ai-computing/aicomp,
+folder `fasop`.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
-from foretoken.catalog.importers.fasop import profile_file, search_results
+from foretoken.catalog.importers.fasop import profile_file
 from foretoken.catalog.importers.fasop.profile_rows import Assumptions, Profile
 from foretoken.catalog.importing import (
     Importer,
@@ -22,6 +24,39 @@ from foretoken.catalog.importing import (
 )
 from foretoken.catalog.sources.content import parse_source_json
 from foretoken.catalog.sources.file import SourceFile, read_source_file
+from foretoken.catalog.sources.table import SourceTable, parse_csv
+
+_PLAN_COLUMNS = ("mbs", "tp", "dp", "pp", "step_time(s)", "is_oom")
+_SWEEP_COLUMNS = ("micro_batch_size", "tp", "pp", "dp", "status", "elapsed_sec")
+
+
+def describe_results(source: SourceFile, path: Path) -> str:
+    """Return what a CSV file of FASOP holds.
+
+    Raises:
+        InvalidRequestError: it is no CSV file, or a time in it is not a number.
+
+    """
+    table = parse_csv(source, path)
+    if all(table.has(column) for column in _PLAN_COLUMNS):
+        return (
+            f"no rows: {table.num_rows} plans of FASOP's search with the step times it "
+            f"estimates, {_range(table, 'step_time(s)')}; nothing in it was measured"
+        )
+    if all(table.has(column) for column in _SWEEP_COLUMNS):
+        statuses = Counter(table.texts("status").tolist())
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+        return (
+            f"no rows: a list of {table.num_rows} profiling runs ({counts}) and how long each "
+            f"took in all, {_range(table, 'elapsed_sec')}, start and warm-up included"
+        )
+    return "not a file of this format"
+
+
+def _range(table: SourceTable, column: str) -> str:
+    times_s = table.numbers(column)
+    return f"{times_s.min():.4g} to {times_s.max():.4g} s"
+
 
 # A legacy profile may name another model at its end than the one FASOP is given.
 _TABLE = re.compile(r"(?P<model>[^_]+)_(?P<gpu>[^_]+)_(?P<tp>[1-9]\d{0,3})(?:_(?P<other>[^_]+))?")
@@ -59,7 +94,7 @@ def _read_file(
     path: Path, source: SourceFile, assumed: Assumptions, notes: ImportNotes
 ) -> pa.Table | None:
     if path.suffix == ".csv":
-        notes.add(source.name, search_results.describe_results(source, path))
+        notes.add(source.name, describe_results(source, path))
         return None
     if path.suffix == ".json":
         return _read_json(path, source, assumed, notes)
