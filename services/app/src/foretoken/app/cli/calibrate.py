@@ -13,15 +13,16 @@ from typer.core import TyperGroup
 from foretoken.app.cli.calibrate_serving import serving
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
+    ItemColumns,
     build_table,
     check_output_path,
     format_ratio,
+    item_table,
     note,
-    open_composition,
+    open_services,
     scenario_changes,
     show_progress,
     stack,
-    state_of,
 )
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.domain import schema
@@ -80,16 +81,14 @@ def calibrate(context: typer.Context, request: CorrectionRequest) -> None:
 
     Example: `foretoken calibrate my-cluster observations.json --device a30 --by-group`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         correction = services.foretoken("predictor").calibrate(request)
     state.print_object(correction, lambda: _correction_table(correction))
 
 
 def list_corrections(context: typer.Context) -> None:
     """List the corrections that were learned, newest first."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         rows = [
             (
                 found.name,
@@ -254,8 +253,7 @@ def training(
 
     Example: `foretoken calibrate training a.yaml b.yaml --measured steps.csv --out learned.yaml`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         runs = _read_runs(scenarios, scenario_changes(change))
         simulator = services.foretoken("simulator")
 
@@ -304,18 +302,14 @@ def read_times(path: Path, names: Iterable[str]) -> tuple[MeasuredTime, ...]:
 def _table(result: CalibrationResult) -> Table:
     parts: list[Table | str] = []
     if result.components:
-        rows = [
-            (
-                pair.name,
-                pair.component,
-                pair.measured_us / US_PER_MS,
-                pair.simulated_us / US_PER_MS,
-                (pair.measured_us - pair.simulated_us) / US_PER_MS,
-            )
-            for pair in result.components
-        ]
-        columns = ("layers of", "component", "measured (ms)", "simulated (ms)", "gap (ms)")
-        parts.append(build_table("Layers", columns, rows))
+        columns: ItemColumns[Any] = {
+            "layers of": "name",
+            "component": "component",
+            "measured (ms)": lambda pair: pair.measured_us / US_PER_MS,
+            "simulated (ms)": lambda pair: pair.simulated_us / US_PER_MS,
+            "gap (ms)": lambda pair: (pair.measured_us - pair.simulated_us) / US_PER_MS,
+        }
+        parts.append(item_table("Layers", result.components, columns))
     if result.steps:
         steps = [
             (

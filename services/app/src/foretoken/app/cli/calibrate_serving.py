@@ -9,11 +9,10 @@ from foretoken.app.cli.output_file import page_option, write_page
 from foretoken.app.cli.state import (
     check_output_path,
     note,
-    open_composition,
+    open_services,
     scenario_changes,
     show_progress,
     stack_sections,
-    state_of,
 )
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain.requests.scenario import ServingScenario
@@ -58,8 +57,7 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
 
     Example: `foretoken calibrate serving my-server server.yaml --measured run.json --out my.yaml`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         found = load_run(measured, name=run)
         server = read_serving_scenario(scenario, scenario_changes(change))
         simulator = services.foretoken("simulator")

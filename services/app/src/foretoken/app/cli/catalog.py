@@ -18,6 +18,7 @@ from foretoken.app.cli.state import (
     CliState,
     note,
     open_composition,
+    open_services,
     parse_assignments,
     show_progress,
     state_of,
@@ -54,6 +55,7 @@ _MODEL = "model"
 # DuckDB keeps what it has written as long as there is room: 17 million rows took 1.4 GB.
 _IMPORT_MEMORY = "256MB"
 _MODEL_HELP = "only this one, or what the files do not say"
+_COUNTS = {name: f"num_{name}" for name in ("rows", "flagged", "failed")}
 
 
 @app.command("import")
@@ -148,8 +150,7 @@ def publish(
 
     Example: `foretoken catalog publish h200-rows --where device=h200_sxm --licence CC-BY-4.0`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         report = publish_dataset(services.catalog, path, selection_of(where), licence)
         state.print_rows(
             "Published",
@@ -202,8 +203,7 @@ def export_measurements(
 
     Example: `foretoken catalog export parquet measurements --where device=a30`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         exporter = find_exporter(target_format)
         selection = exporter.narrow(selection_of(where))
         request = ExportRequest(
@@ -258,78 +258,59 @@ def coverage(
     operator: Annotated[str, typer.Option(help="Only this operator.")] = "",
 ) -> None:
     """Show how many measurements there are per operator and device."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         found = services.catalog.describe_coverage()
         # What was measured need not be known here, but what is neither is a slip of the pen.
         if device not in {"", *(entry.device for entry in found)}:
             find_device(device)
         if operator not in {"", *(entry.operator for entry in found)}:
             find_operator(operator)
-        rows = [
-            (
-                entry.device,
-                entry.operator,
-                entry.phase,
-                entry.dtype,
-                entry.topology or "-",
-                entry.num_rows,
-                entry.num_flagged,
-                entry.num_failed,
-                ", ".join(entry.frameworks) or "-",
-            )
+    state.print_items(
+        "Coverage",
+        [
+            entry
             for entry in found
             if device in ("", entry.device) and operator in ("", entry.operator)
-        ]
-    columns = (
-        "device",
-        "operator",
-        "phase",
-        "dtype",
-        "topology",
-        "rows",
-        "flagged",
-        "failed",
-        "frameworks",
+        ],
+        {
+            **{name: name for name in ("device", "operator", "phase", "dtype")},
+            "topology": lambda entry: entry.topology or "-",
+            **_COUNTS,
+            "frameworks": lambda entry: ", ".join(entry.frameworks) or "-",
+        },
     )
-    state.print_rows("Coverage", columns, rows)
 
 
 @app.command()
 def runs(context: typer.Context) -> None:
     """List profiling runs and imports, newest first."""
-    state = state_of(context)
-    with open_composition(state) as services:
-        rows = [
-            (
-                entry.run.run_id,
-                entry.run.tool,
-                entry.run.kind.name.lower(),
-                entry.started_at,
-                entry.num_rows,
-                entry.num_flagged,
-                entry.num_failed,
-                "complete" if entry.completed_at else "open",
-            )
-            for entry in services.catalog.list_runs()
-        ]
-    columns = ("run", "tool", "kind", "started", "rows", "flagged", "failed", "state")
-    state.print_rows("Runs", columns, rows)
+    with open_services(context) as (state, services):
+        found = services.catalog.list_runs()
+    state.print_items(
+        "Runs",
+        found,
+        {
+            "run": lambda entry: entry.run.run_id,
+            "tool": lambda entry: entry.run.tool,
+            "kind": lambda entry: entry.run.kind.name.lower(),
+            "started": "started_at",
+            **_COUNTS,
+            "state": lambda entry: "complete" if entry.completed_at else "open",
+        },
+    )
 
 
 @app.command()
 def devices(context: typer.Context) -> None:
     """List the devices that were measured."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         _print_subjects(state, "device", services.catalog.list_devices())
 
 
 @app.command()
 def models(context: typer.Context) -> None:
     """List the models whose layers were measured."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         _print_subjects(state, "model", services.catalog.list_models())
 
 
@@ -346,8 +327,7 @@ def _print_options(state: CliState, name: str) -> None:
 
 
 def _print_subjects(state: CliState, kind: str, subjects: Sequence[MeasuredSubject]) -> None:
-    counts = ("rows", "flagged", "failed", "operators", "runs")
-    columns = {kind: "name", **{count: f"num_{count}" for count in counts}}
+    columns = {kind: "name", **_COUNTS, "operators": "num_operators", "runs": "num_runs"}
     state.print_items(f"Measured {kind}s", subjects, columns)
 
 
@@ -383,8 +363,7 @@ def plot(
 
     Example: `foretoken catalog plot --device a100_sxm_80 --operator all_reduce --page curves.html`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         curves: list[FittedCurve] = []
         for name in operator:
             curves += _read_curves(services, name, device, where or [])

@@ -12,10 +12,13 @@ from foretoken.app.cli.output_file import check_table_option, page_option, write
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     CliState,
+    ItemColumns,
     build_table,
     check_output_path,
+    item_table,
     note,
     open_composition,
+    open_services,
     parse_assignments,
     show_progress,
     state_of,
@@ -27,6 +30,7 @@ from foretoken.domain.measurements.measurement import (
     CheckRequest,
     MeasurementFilter,
     PruneRequest,
+    QualityFinding,
     QualityReport,
     Snapshot,
     SqlQuery,
@@ -108,44 +112,24 @@ def check(
     Flagged rows are kept, with the reason, and are not trained on. A flag that no longer holds is
     withdrawn. Snapshots keep the flags they had.
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         with show_progress("check") as update:
             found = services.foretoken("catalog").check(request, on_progress=update)
         if report is not None:
             _write_page(services.catalog, request, found, report)
             note(f"report: {report}")
-        rows = [
-            (
-                finding.test,
-                finding.device,
-                finding.operator,
-                finding.phase,
-                finding.kernel or finding.framework or "-",
-                finding.num_rows,
-                finding.num_flagged,
-                finding.num_new,
-                finding.example,
-            )
-            for finding in found.findings
-        ]
-        columns = (
-            "test",
-            "device",
-            "operator",
-            "phase",
-            "kernel",
-            "rows",
-            "flagged",
-            "new",
-            "example",
-        )
+        columns: ItemColumns[QualityFinding] = {
+            **{name: name for name in ("test", "device", "operator", "phase")},
+            "kernel": lambda finding: finding.kernel or finding.framework or "-",
+            **{name: f"num_{name}" for name in ("rows", "flagged", "new")},
+            "example": "example",
+        }
         title = (
             f"{found.num_rows:,} rows judged in {found.wall_s:.1f} s: {found.num_flagged:,} flagged"
             f" ({found.num_new:,} new, {found.num_withdrawn:,} withdrawn),"
             f" {found.num_failed:,} failed"
         )
-        state.print_object(found, lambda: build_table(title, columns, rows))
+        state.print_object(found, lambda: item_table(title, found.findings, columns))
 
 
 def backup(
@@ -221,8 +205,7 @@ def recover(
 @with_option_groups
 def prune(context: typer.Context, request: PruneRequest) -> None:
     """Delete old runs, but none that a snapshot, and so a trained model, needs."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         found = services.catalog.prune(request)
     fate = "would go" if request.is_dry_run else "deleted"
     rows = [
@@ -235,8 +218,7 @@ def prune(context: typer.Context, request: PruneRequest) -> None:
 
 def compact(context: typer.Context) -> None:
     """Give room that deleted rows left back to the disk."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         found = services.catalog.compact()
     row = (found.bytes_before / _MIB, found.bytes_after / _MIB, found.wall_s)
     columns = ("before (MiB)", "after (MiB)", "seconds")
@@ -266,8 +248,7 @@ def _plain(cell: Any) -> object:
 @snapshots.command("list")
 def list_snapshots(context: typer.Context) -> None:
     """List the stored snapshots, newest first."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         _print_snapshots(state, "Snapshots", services.catalog.list_snapshots())
 
 
@@ -283,8 +264,7 @@ def create(
 
     Example: `foretoken catalog snapshots create --where device=a30 --holder "paper, table 2"`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         snapshot = services.catalog.create_snapshot(selection_of(where), holder)
         _print_snapshots(state, "Snapshot", [snapshot])
 
@@ -296,24 +276,23 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="AFTER", help="Hash of the later one.")],
 ) -> None:
     """Show where the rows of two snapshots differ."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         found = services.catalog.diff_snapshots(before, after)
-    rows = [
-        (
-            change.device,
-            change.operator,
-            change.topology or "-",
-            change.num_added,
-            change.num_removed,
-        )
-        for change in found.changes
-    ]
     title = (
         f"From {found.before.content_hash[:_SHORT]} ({found.before.num_rows:,} rows)"
         f" to {found.after.content_hash[:_SHORT]} ({found.after.num_rows:,} rows)"
     )
-    state.print_rows(title, ("device", "operator", "topology", "added", "removed"), rows)
+    state.print_items(
+        title,
+        found.changes,
+        {
+            "device": "device",
+            "operator": "operator",
+            "topology": lambda change: change.topology or "-",
+            "added": "num_added",
+            "removed": "num_removed",
+        },
+    )
 
 
 @snapshots.command()
@@ -323,8 +302,7 @@ def release(
     holder: Annotated[str, typer.Argument(help="Who needs it no longer, as `list` shows.")],
 ) -> None:
     """Take a holder from a snapshot."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         released = services.catalog.release_snapshot(snapshot, holder)
         _print_snapshots(state, "Snapshot", [released])
 
@@ -386,23 +364,22 @@ def artifacts(
 
     Example: `foretoken catalog artifacts latency_models`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         kinds = [kind] if kind else _list_kinds(services.catalog)
         kept = [one for name in kinds for one in services.catalog.list_artifacts(name)]
-    rows = [
-        (
-            artifact.name,
-            artifact.kind,
-            artifact.num_bytes,
-            artifact.created_at,
-            artifact.is_active,
-            artifact.content_hash if state.is_data else artifact.content_hash[:_SHORT],
-        )
-        for artifact in kept
-    ]
-    columns = ("name", "kind", "bytes", "created", "active", "content")
-    state.print_rows("Artifacts", columns, rows)
+    num_letters = None if state.is_data else _SHORT
+    state.print_items(
+        "Artifacts",
+        kept,
+        {
+            "name": "name",
+            "kind": "kind",
+            "bytes": "num_bytes",
+            "created": "created_at",
+            "active": "is_active",
+            "content": lambda artifact: artifact.content_hash[:num_letters],
+        },
+    )
 
 
 def _list_kinds(catalog: CatalogAdminPort) -> list[str]:

@@ -78,31 +78,23 @@ def topologies(context: typer.Context) -> None:
 @app.command()
 def models(context: typer.Context) -> None:
     """List the model presets. A `config.json` or a GGUF file works wherever a name does."""
-    rows = [
-        (
-            model.name,
-            count.total / _GIGA,
-            count.active_total / _GIGA,
-            model.num_layers,
-            model.hidden,
-            ", ".join(dict.fromkeys(part.kind for part, _ in stack_of(model).parts)),
-            model.quantization,
-            model.vocab,
-        )
-        for model in all_models().values()
-        for count in [count_parameters(model)]
-    ]
-    columns = (
-        "model",
-        "parameters (1e9)",
-        "active (1e9)",
-        "layers",
-        "hidden",
-        "kinds",
-        "stored",
-        "vocab",
+    counts = {name: count_parameters(model) for name, model in all_models().items()}
+    state_of(context).print_items(
+        "Models",
+        all_models().values(),
+        {
+            "model": "name",
+            "parameters (1e9)": lambda model: counts[model.name].total / _GIGA,
+            "active (1e9)": lambda model: counts[model.name].active_total / _GIGA,
+            "layers": "num_layers",
+            "hidden": "hidden",
+            "kinds": lambda model: ", ".join(
+                dict.fromkeys(part.kind for part, _ in stack_of(model).parts)
+            ),
+            "stored": "quantization",
+            "vocab": "vocab",
+        },
     )
-    state_of(context).print_rows("Models", columns, rows)
 
 
 # What the list says of what an engine can do; its file says what does not go together.
@@ -191,13 +183,8 @@ def schedules(context: typer.Context) -> None:
     from foretoken.simulator.steps.pipelines.schedule import all_schedules
 
     rows = [
-        (
-            name,
-            schedule.virtual_stages or "any",
-            schedule.splits_backward,
-            _summary(schedule.orders),
-        )
-        for name, schedule in all_schedules().items()
+        (name, found.virtual_stages or "any", found.splits_backward, _summary(found.orders))
+        for name, found in all_schedules().items()
     ]
     columns = ("schedule", "chunks a rank", "splits backward", "what")
     state_of(context).print_rows("Schedules", columns, rows)
@@ -245,19 +232,18 @@ def prices(context: typer.Context) -> None:
 @app.command()
 def datasets(context: typer.Context) -> None:
     """List the training sets whose tokens are known."""
-    rows = [
-        (
-            dataset.name,
-            dataset.num_tokens / _GIGA,
-            dataset.tokenizer or "-",
-            dataset.date,
-            dataset.description,
-            dataset.source,
-        )
-        for dataset in all_datasets().values()
-    ]
-    columns = ("dataset", "tokens (1e9)", "counted by", "date", "what", "source")
-    state_of(context).print_rows("Datasets", columns, rows)
+    state_of(context).print_items(
+        "Datasets",
+        all_datasets().values(),
+        {
+            "dataset": "name",
+            "tokens (1e9)": lambda dataset: dataset.num_tokens / _GIGA,
+            "counted by": lambda dataset: dataset.tokenizer or "-",
+            "date": "date",
+            "what": "description",
+            "source": "source",
+        },
+    )
 
 
 def _summary(plugin: object) -> str:

@@ -16,11 +16,10 @@ from foretoken.app.cli.state import (
     describe_feasibility,
     leave_unless,
     note,
-    open_composition,
+    open_services,
     parse_assignments,
     scenario_changes,
     stack,
-    state_of,
 )
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain import schema
@@ -88,8 +87,7 @@ def memory(
     Example: `foretoken memory --model llama-2-7b --device a100_sxm_80 --layout tp=2,pp=4,dp=2 --set
     zero_stage=1 --page memory.html`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         resolved = _read(scenario, strategy)
         report = services.plan_training_memory(resolved)
         state.print_object(report, lambda: memory_table(_title(resolved), report), report.echo)

@@ -24,10 +24,9 @@ from foretoken.app.cli.state import (
     format_cell,
     format_ratio,
     note,
-    open_composition,
+    open_services,
     show_progress,
     stack,
-    state_of,
 )
 from foretoken.app.compose import Composition
 from foretoken.client.job_wait import wait_for_job
@@ -82,8 +81,7 @@ def train(
     The table shows how well each model predicts points it was not trained on, as the mean (MAPE)
     and the 90th percentile (P90) of the error, and how often its 90 % interval covered the truth.
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         if job and request != TrainRequest():
             reason = "a past training has its own device, operator and seed"
             raise InvalidRequestError.of_field("--job", reason)
@@ -159,8 +157,7 @@ def _score_cells(num_held_out: int, *ratios: float) -> tuple[object, ...]:
 @models.command("list")
 def list_models(context: typer.Context) -> None:
     """List the stored versions, newest first."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         _print_models(state, services.predictor.list_models())
 
 
@@ -170,8 +167,7 @@ def use(
     version: Annotated[str, typer.Argument(help="The version, or its beginning.")],
 ) -> None:
     """Make a version the one that answers; the others stay for whoever names them."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         _print_models(state, [services.predictor.activate_model(version)])
 
 
@@ -211,8 +207,7 @@ def plan(
 
     Example: `foretoken plan gemm m=1:8192 n=4096,8192 k=4096,8192 --device a30 --budget 60s`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         said, values = split_words(axes or [], _WORDS)
         request = PlanRequest(
             **answers.read(),
@@ -294,8 +289,7 @@ def predict(
 
     Example: `foretoken predict gemm m=1024 n=4096 k=4096 dtype=bf16 --device a30 --explain`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         said, sizes = split_words(dims, ("dtype", "phase", *_OPTIONS))
         words: dict[str, Any] = {name: said[name] for name in _OPTIONS if name in said}
         query = build_single_query(

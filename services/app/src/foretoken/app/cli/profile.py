@@ -18,9 +18,10 @@ from foretoken.app.cli.profile_model import closure, graph
 from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.state import (
     CliState,
-    build_table,
+    item_table,
     note,
     open_composition,
+    open_services,
     show_progress,
     stack,
     state_of,
@@ -265,8 +266,7 @@ def plan(context: typer.Context, answers: AskedProfile, written: WrittenRequest 
 
     The device need not be here: `foretoken profile plan --device h200_sxm --model llama-3.1-8b`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         request = build_request(answers, written)
         outline = services.profiler.outline_profile(request)
         state.print_object(outline, lambda: outline_table(outline))
@@ -274,8 +274,7 @@ def plan(context: typer.Context, answers: AskedProfile, written: WrittenRequest 
 
 def devices(context: typer.Context) -> None:
     """List the devices present where the profiler runs."""
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         found = services.profiler.list_local_devices()
         rows = [(name, find_device(name).description) for name in found]
         state.print_rows("Devices present", ("device", "description"), rows)
@@ -285,14 +284,15 @@ def devices(context: typer.Context) -> None:
 
 def outline_table(outline: ProfileOutline) -> Table:
     """Return what a profile would time: by operator, and in all."""
-    rows = [
-        (entry.operator, entry.num_calls, entry.num_covered, round(entry.estimated_s, 1))
-        for entry in outline.operators
-    ]
-    table = build_table(
+    table = item_table(
         f"Profile {outline.name} on {outline.device}",
-        ("operator", "to time", "known", "about (s)"),
-        rows,
+        outline.operators,
+        {
+            "operator": "operator",
+            "to time": "num_calls",
+            "known": "num_covered",
+            "about (s)": lambda entry: round(entry.estimated_s, 1),
+        },
     )
     seconds = describe_seconds(outline.estimated_s)
     known = f"; {outline.num_covered:,} are known already" if outline.num_covered else ""
@@ -306,19 +306,18 @@ def outline_table(outline: ProfileOutline) -> Table:
 
 def report_table(report: ProfileReport) -> Table:
     """Return what came of a profile: by operator, and in all."""
-    rows = [
-        (
-            entry.operator,
-            entry.num_measured,
-            entry.num_failed,
-            entry.num_flagged,
-            round(entry.wall_s, 1),
-            f"{entry.interval_ratio:.2%}" if entry.interval_ratio else "-",
-        )
-        for entry in report.operators
-    ]
-    columns = ("operator", "measured", "failed", "flagged", "seconds", "interval ±")
-    table = build_table(f"Profile {report.name} on {report.device}", columns, rows)
+    table = item_table(
+        f"Profile {report.name} on {report.device}",
+        report.operators,
+        {
+            "operator": "operator",
+            **{name: f"num_{name}" for name in ("measured", "failed", "flagged")},
+            "seconds": lambda entry: round(entry.wall_s, 1),
+            "interval ±": lambda entry: (
+                f"{entry.interval_ratio:.2%}" if entry.interval_ratio else "-"
+            ),
+        },
+    )
     skipped = f", {report.num_skipped:,} known, too long or left" if report.num_skipped else ""
     counts = f"{report.num_measured:,} measured, {report.num_failed:,} failed{skipped}"
     remarks = [f"{counts}, in {describe_seconds(report.wall_s)}"]
@@ -383,24 +382,20 @@ def _measure(catalog: CatalogPort, device: str, *, quick: bool, num_threads: int
 
 def host_table(report: "HostReport") -> Table:
     """Return a report for a terminal."""
-    rows = [
-        (
-            item.operator,
-            item.part,
-            item.largest,
-            item.latency_us,
-            item.slope_us,
-        )
-        for item in report.parts
-    ]
-    columns = ("operator", "part", "kernels or sequences", "takes (µs)", "each more (µs)")
+    columns = {
+        "operator": "operator",
+        "part": "part",
+        "kernels or sequences": "largest",
+        "takes (µs)": "latency_us",
+        "each more (µs)": "slope_us",
+    }
     title = f"Host of {report.device}: {report.num_rows} rows in {report.wall_s:.1f} s"
     notes = list(report.notes)
     if report.num_flagged:
         notes.insert(
             0, f"{report.num_flagged} rows are flagged and not learned from: the machine was busy"
         )
-    return stack(build_table(title, columns, rows), *notes)
+    return stack(item_table(title, report.parts, columns), *notes)
 
 
 for command in (plan, devices, closure, collectives, graph, host):

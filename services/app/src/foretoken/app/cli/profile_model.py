@@ -15,11 +15,10 @@ from foretoken.app.cli.state import (
     build_table,
     check_output_path,
     note,
-    open_composition,
+    open_services,
     scenario_changes,
     show_progress,
     stack,
-    state_of,
 )
 from foretoken.catalog.dims import Floats
 from foretoken.catalog.exporters.fasop.table import TableKey
@@ -72,8 +71,7 @@ def closure(
 
     Example: `foretoken profile closure config.json --step prefill:1x512 --step decode:8x1024`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         request = ClosureRequest(**_of_model(answers))
         with show_progress(f"time steps of {request.model}") as update:
             report = services.foretoken("profiler").measure_closure(request, on_progress=update)
@@ -214,8 +212,7 @@ def graph(
 
     Example: `foretoken profile graph config.json --seq-len 512 --tp 1,2 --out profiles`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         facts = {**_of_model(answers), **scenario_changes(change)}
         request = schema.decode(GraphRequest, facts, "graph profile")
         with show_progress(f"profile the graph of {request.model}") as update:

@@ -19,6 +19,7 @@ from foretoken.app.cli.state import (
     check_output_path,
     note,
     open_composition,
+    open_services,
     stack,
     state_of,
     with_echo,
@@ -98,8 +99,7 @@ def list_kept(
 
     Example: `foretoken results list --kind training`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         if kind:
             UnknownPluginError.look_up(kind, REPORT_CLASSES, "--kind", "kind of result")
         kept = [result for result in list_results(services.catalog) if kind in {"", result.kind}]
@@ -142,8 +142,7 @@ def show(
 
     Example: `foretoken results show latest --page again.html`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         result, report = read_result(services.catalog, run)
         if not state.is_data:
             note(f"{result.job_id}, {result.created_at}: {result.headline}")
@@ -171,8 +170,7 @@ def export(
 
     Example: `foretoken results export latest --out before.zip`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_composition(state_of(context)) as services:
         if out.suffix == _JSON:
             result, report = read_result(services.catalog, run)
             content = {"result": schema.encode(result), "report": schema.encode(report)}
@@ -194,8 +192,7 @@ def delete(
 
     Example: `foretoken results delete latest latest~1`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_composition(state_of(context)) as services:
         found = {find_result(services.catalog, run).job_id for run in runs}
         for job_id in sorted(found):
             delete_result(services.catalog, job_id)
@@ -222,8 +219,7 @@ def compare(
 
     Example: `foretoken compare latest~1 latest --page compare.html`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         compared = name_runs([_read(services, run) for run in runs])
         figures = compare_figures([run.report for run in compared])
         changes = list_changes([configuration_of(run.report) for run in compared])

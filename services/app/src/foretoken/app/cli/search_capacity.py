@@ -12,11 +12,10 @@ from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_gr
 from foretoken.app.cli.state import (
     build_table,
     leave_unless,
-    open_composition,
+    open_services,
     scenario_changes,
     show_progress,
     stack,
-    state_of,
 )
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain import schema
@@ -55,8 +54,7 @@ def capacity(
 
     - 99 % of requests in the scenario's SLO: `... --set slo.ttft_ms=1000 --attainment 0.99`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         resolved = read_serving_scenario(scenario, scenario_changes(change))
         request = _build_request(resolved, answers)
         foretoken = services.foretoken("simulator")

@@ -18,10 +18,9 @@ from foretoken.app.cli.state import (
     build_table,
     leave_unless,
     note,
-    open_composition,
+    open_services,
     show_progress,
     stack,
-    state_of,
 )
 from foretoken.client.facade import Foretoken
 from foretoken.domain import schema
@@ -111,8 +110,7 @@ def internevo(context: typer.Context, question: InternEvoOptions, answer: Answer
     Example: `foretoken search internevo --world_size 128 --global_batch_size 4194304 --model
     internlm2-7b --device a100_sxm_80`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         request = build_request(
             load_model(question.model),
             question.device,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from foretoken.app.cli.state import build_table, stack
+from foretoken.app.cli.state import build_table, item_table, stack
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.search import (
@@ -110,18 +110,16 @@ def _finalists(finalists: Sequence[Finalist], candidates: CandidateColumns) -> T
 
 
 def _sensitivities(sensitivities: Sequence[Sensitivity]) -> Table:
-    rows = [
-        (
-            item.change,
-            f"{item.throughput_ratio - 1:+.1%}",
-            *(METRICS[name].cell(item) for name in (_THROUGHPUT, *_LATENCIES)),
-            "the same" if item.is_same_best else item.best,
-        )
-        for item in sensitivities
-    ]
-    figures = (METRICS[name].title for name in (_THROUGHPUT, *_LATENCIES))
-    columns = ("what if", "change", *figures, "best then")
-    return build_table("", columns, rows)
+    return item_table(
+        "",
+        sensitivities,
+        {
+            "what if": "change",
+            "change": lambda item: f"{item.throughput_ratio - 1:+.1%}",
+            **{METRICS[name].title: METRICS[name].cell for name in (_THROUGHPUT, *_LATENCIES)},
+            "best then": lambda item: "the same" if item.is_same_best else item.best,
+        },
+    )
 
 
 def _answers(report: ServingSearchReport, ranked: Sequence[Row]) -> list[str]:

@@ -27,11 +27,10 @@ from foretoken.app.cli.state import (
     leave_unless,
     note,
     note_search,
-    open_composition,
+    open_services,
     parse_assignments,
     scenario_changes,
     show_progress,
-    state_of,
 )
 from foretoken.app.scenario_file import (
     build_training_scenario,
@@ -373,8 +372,7 @@ def training(  # noqa: PLR0913, PLR0917 - groups of options
     Ctrl-C cancels the search. After a crash the same command goes on where it was. A search that a
     service runs goes on without its watcher: `--job NAME` watches it again.
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         generated.check(has_finalists=bool(watch.job) or answers.given["num_finalists"] > 0)
         num_tokens = question.num_tokens
         if results.fasop is not None:

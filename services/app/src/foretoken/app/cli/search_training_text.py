@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from foretoken.app.cli.state import build_table, stack
+from foretoken.app.cli.state import ItemColumns, build_table, item_table, stack
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import (
@@ -129,47 +129,48 @@ def _run_figures(rows: Sequence[Row], num_tokens: float, length: int) -> dict[st
 
 
 def _finalists(finalists: Sequence[StrategyFinalist]) -> Table:
-    columns = (
-        *("simulated event by event", METRICS[_THROUGHPUT].title, METRICS["step_time_ms"].label),
-        *("closed form", "off by"),
-        *(METRICS[name].title for name in (*_WAITING, "reserved_bytes")),
+    return item_table(
         "",
+        finalists,
+        {
+            "simulated event by event": "name",
+            **_of_report(_THROUGHPUT),
+            METRICS["step_time_ms"].label: lambda item: describe_step(item.report.step_time_ms),
+            "closed form": lambda item: describe_step(item.closed_form_ms),
+            "off by": lambda item: f"{closed_form_error(item):+.2%}",
+            **_of_report(*_WAITING, "reserved_bytes"),
+            "": lambda item: (
+                "fits"
+                if item.report.feasibility.is_feasible
+                else _shorten(item.report.feasibility.reason)
+            ),
+        },
     )
-    rows = [
-        (
-            finalist.name,
-            METRICS[_THROUGHPUT].cell(finalist.report),
-            describe_step(finalist.report.step_time_ms),
-            describe_step(finalist.closed_form_ms),
-            f"{closed_form_error(finalist):+.2%}",
-            *(METRICS[name].cell(finalist.report) for name in (*_WAITING, "reserved_bytes")),
-            "fits"
-            if finalist.report.feasibility.is_feasible
-            else _shorten(finalist.report.feasibility.reason),
-        )
-        for finalist in finalists
-    ]
-    return build_table("", columns, rows)
+
+
+def _of_report(*names: str) -> ItemColumns[StrategyFinalist]:
+    """Return columns of metrics of what a finalist's simulation says."""
+
+    def show(name: str) -> Callable[[StrategyFinalist], object]:
+        return lambda item: METRICS[name].cell(item.report)
+
+    return {METRICS[name].title: show(name) for name in names}
 
 
 def _sensitivities(sensitivities: Sequence[StrategySensitivity]) -> Table:
-    rows = [
-        (
-            item.change,
-            describe_change(item),
-            describe_same(item),
-            METRICS[_THROUGHPUT].cell(item),
-            describe_step(item.step_time_ms),
-            item.num_fitting,
-            describe_best_then(item),
-        )
-        for item in sensitivities
-    ]
-    columns = (
-        *("what if", "change", "today's best", METRICS[_THROUGHPUT].title),
-        *(METRICS["step_time_ms"].label, "fit", "best then"),
+    return item_table(
+        "",
+        sensitivities,
+        {
+            "what if": "change",
+            "change": describe_change,
+            "today's best": describe_same,
+            METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].cell,
+            METRICS["step_time_ms"].label: lambda item: describe_step(item.step_time_ms),
+            "fit": "num_fitting",
+            "best then": describe_best_then,
+        },
     )
-    return build_table("", columns, rows)
 
 
 def _ruled_out(report: TrainingSearchReport) -> Table:

@@ -1,8 +1,9 @@
 """`foretoken simulate serving` and `training`: one deployment, one optimizer step."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from foretoken.app.cli.state import (
     check_output_path,
     describe_feasibility,
     format_cell,
+    item_table,
     leave_unless,
     note,
     note_jobs,
@@ -26,6 +28,7 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.scenario_file import read_serving_scenario, read_training_scenario
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.metrics.number_text import step_unit
 from foretoken.domain.metrics.registry import METRICS, list_figures
@@ -98,9 +101,10 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
             *(r.echo for r in reports),
         )
         note_jobs([report.job_id for report in reports])
-        _write_serving_tables(foretoken, reports[-1], tables)
+        read = partial(foretoken.read_serving_table, reports[-1])
+        _write_tables(read, tables)
         if trace is not None:
-            _write_serving_trace(foretoken, reports[-1], trace)
+            _write_trace(trace, _trace_serving(read))
         if html is not None:
             _write_serving_page(html, resolved, reports)
         leave_unless(any(report.feasibility.is_feasible for report in reports))
@@ -165,22 +169,21 @@ def _simulate_loads(
             yield foretoken.simulate_serving(load, on_progress=update)
 
 
-def _write_serving_tables(
-    foretoken: "Foretoken", report: ServingReport, paths: Mapping[str, Path]
-) -> None:
+def _write_tables(read: Callable[[str], ArrowStream], paths: Mapping[str, Path]) -> None:
     for name, path in paths.items():
-        write_stream(foretoken.read_serving_table(report, name), path)
+        write_stream(read(name), path)
         note(f"{name} written to {path}")
 
 
-def _write_serving_trace(foretoken: "Foretoken", report: ServingReport, path: Path) -> None:
+def _trace_serving(read: Callable[[str], ArrowStream]) -> object:
     from foretoken.simulator.report.trace import serving_trace
     from foretoken.wire.arrow import read_table
 
-    steps, requests = (
-        read_table(foretoken.read_serving_table(report, name)) for name in ("steps", "requests")
-    )
-    path.write_text(json.dumps(serving_trace(steps, requests)), encoding="utf-8")
+    return serving_trace(*(read_table(read(name)) for name in ("steps", "requests")))
+
+
+def _write_trace(path: Path, trace: object) -> None:
+    path.write_text(json.dumps(trace), encoding="utf-8")
     note(f"trace written to {path}; open it in https://ui.perfetto.dev")
 
 
@@ -232,13 +235,15 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
             report = foretoken.simulate_training(resolved, on_progress=update)
         state.print_object(report, lambda: training_table(resolved.name, report), report.echo)
         note_jobs((report.job_id,))
-        _write_tables(foretoken, report, tables)
+        _write_tables(partial(foretoken.read_training_table, report), tables)
         if html is not None:
             _write_page(html, resolved, report)
         if heat_map is not None:
             _write_heat_map(heat_map, report)
         if trace is not None:
-            _write_trace(trace, report)
+            from foretoken.simulator.report.trace import training_trace
+
+            _write_trace(trace, training_trace(report))
         leave_unless(report.feasibility.is_feasible)
 
 
@@ -254,21 +259,6 @@ def _write_heat_map(path: Path, report: TrainingReport) -> None:
 
     write_traffic_figure(path, report)
     note(f"heat map written to {path}")
-
-
-def _write_trace(path: Path, report: TrainingReport) -> None:
-    from foretoken.simulator.report.trace import training_trace
-
-    path.write_text(json.dumps(training_trace(report)), encoding="utf-8")
-    note(f"trace written to {path}; open it in https://ui.perfetto.dev")
-
-
-def _write_tables(
-    foretoken: "Foretoken", report: TrainingReport, paths: Mapping[str, Path]
-) -> None:
-    for name, path in paths.items():
-        write_stream(foretoken.read_training_table(report, name), path)
-        note(f"{name} written to {path}")
 
 
 def training_table(title: str, report: TrainingReport) -> Table:
@@ -342,20 +332,20 @@ def _communication_table(report: TrainingReport) -> Table:
 
 def _memory_table(stages: Sequence[StageMemory]) -> Table:
     shown = _pick(stages)
-    rows = [
-        (
-            f"stage {stage.stage}",
-            f"{stage.total_bytes / GIB:.2f}",
-            f"{stage.reserved_bytes / GIB:.2f}",
-            f"{stage.margin_bytes / GIB:.2f}",
-            stage.largest or "-",
-        )
-        for stage in shown
-    ]
     title = "Peak memory of one device (GiB)"
     if len(shown) < len(stages):
         title += f", {len(shown)} of {len(stages)} stages with the least margin"
-    return build_table(title, ("", "allocated", "reserved", "margin", "largest part"), rows)
+    return item_table(
+        title,
+        shown,
+        {
+            "": lambda stage: f"stage {stage.stage}",
+            "allocated": lambda stage: f"{stage.total_bytes / GIB:.2f}",
+            "reserved": lambda stage: f"{stage.reserved_bytes / GIB:.2f}",
+            "margin": lambda stage: f"{stage.margin_bytes / GIB:.2f}",
+            "largest part": lambda stage: stage.largest or "-",
+        },
+    )
 
 
 def _pick(stages: Sequence[StageMemory]) -> Sequence[StageMemory]:

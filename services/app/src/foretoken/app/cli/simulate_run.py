@@ -15,11 +15,10 @@ from foretoken.app.cli.state import (
     format_cell,
     leave_unless,
     note_jobs,
-    open_composition,
+    open_services,
     scenario_changes,
     show_progress,
     stack,
-    state_of,
 )
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain import schema
@@ -75,8 +74,7 @@ def run(
     Example: `foretoken simulate run docs/examples/training.yaml --tokens 1e12 --price-list lambda
     --set failures.device_mtbf_hours=50000 --target-days 90 --page run.html`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         request = build_request(scenario, scenario_changes(change), answers)
         foretoken = services.foretoken("simulator")
         with show_progress("plan the run"):

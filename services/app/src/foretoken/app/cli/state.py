@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
@@ -60,6 +60,8 @@ NO_ANSWER = 3
 
 
 Item = TypeVar("Item")
+# What each column of a table shows of an item: an attribute by its name, or what is made of it.
+ItemColumns: TypeAlias = Mapping[str, str | Callable[[Item], object]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,15 +108,21 @@ class CliState:
         records = [dict(zip(names, row, strict=True)) for row in rows]
         self.print_object(records, lambda: build_table(title, columns, rows))
 
-    def print_items(
-        self, title: str, items: Iterable[Item], columns: Mapping[str, str | Callable[[Item], Any]]
-    ) -> None:
+    def print_items(self, title: str, items: Iterable[Item], columns: ItemColumns[Item]) -> None:
         """Print a row for each item; a column is an attribute by its name, or made of the item."""
-        rows = [
-            [getattr(item, of) if isinstance(of, str) else of(item) for of in columns.values()]
-            for item in items
-        ]
-        self.print_rows(title, list(columns), rows)
+        self.print_rows(title, list(columns), _rows_of(items, columns))
+
+
+def _rows_of(items: Iterable[Item], columns: ItemColumns[Item]) -> list[list[object]]:
+    return [
+        [getattr(item, of) if isinstance(of, str) else of(item) for of in columns.values()]
+        for item in items
+    ]
+
+
+def item_table(title: str, items: Iterable[Item], columns: ItemColumns[Item]) -> Table:
+    """Return a table with a row for each item; columns as of `CliState.print_items`."""
+    return build_table(title, list(columns), _rows_of(items, columns))
 
 
 def build_table(
@@ -184,6 +192,14 @@ def open_composition(state: CliState) -> Iterator[Composition]:
 
     with Composition(state.config, on_join=_note_owner, tell=note) as composition:
         yield composition
+
+
+@contextmanager
+def open_services(context: typer.Context) -> Iterator[tuple[CliState, Composition]]:
+    """Yield the state of a command, and the ports of this process by it."""
+    state = state_of(context)
+    with open_composition(state) as services:
+        yield state, services
 
 
 def _note_owner(pid: int) -> None:

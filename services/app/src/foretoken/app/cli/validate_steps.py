@@ -11,10 +11,9 @@ from foretoken.app.cli.output_file import page_option, write_page
 from foretoken.app.cli.state import (
     check_output_path,
     note,
-    open_composition,
+    open_services,
     show_progress,
     stack_sections,
-    state_of,
 )
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
@@ -53,8 +52,7 @@ def steps(
 
     Example: `foretoken validate steps closure.json --page steps.html`
     """
-    state = state_of(context)
-    with open_composition(state) as services:
+    with open_services(context) as (state, services):
         read = _read_reports(services.catalog, reports or ())
         if request is not None:
             _write_request(request, read)
