@@ -1,8 +1,7 @@
 """Foretoken in one object: the same calls whether the services are embedded or remote."""
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.job_wait import OnProgress, wait_for_job
@@ -64,13 +63,16 @@ from foretoken.domain.results.report import PredictorTrainingReport, ServingRepo
 from foretoken.domain.results.result import AnyReport, KeptResult
 from foretoken.domain.results.training_report import TrainingReport
 
-P = TypeVar("P")
 Target = str | ChannelOptions
 
 
 @runtime_checkable
 class _Closable(Protocol):
     def close(self) -> None: ...
+
+
+def _service(name: str) -> Any:
+    return property(lambda foretoken: foretoken._find_port(name), doc=f"The {name}.")  # noqa: SLF001
 
 
 class Foretoken:
@@ -90,10 +92,12 @@ class Foretoken:
         simulator: SimulatorPort | None = None,
     ) -> None:
         """Keep the ports."""
-        self._catalog = catalog
-        self._profiler = profiler
-        self._predictor = predictor
-        self._simulator = simulator
+        self._ports: dict[str, object] = {
+            "catalog": catalog,
+            "profiler": profiler,
+            "predictor": predictor,
+            "simulator": simulator,
+        }
 
     @classmethod
     def connect(
@@ -122,7 +126,7 @@ class Foretoken:
 
     def close(self) -> None:
         """Close the services or connections it was given."""
-        for port in (self._simulator, self._predictor, self._profiler, self._catalog):
+        for port in reversed(self._ports.values()):
             if isinstance(port, _Closable):
                 port.close()
 
@@ -130,34 +134,26 @@ class Foretoken:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the services or connections it was given."""
         self.close()
 
-    @property
-    def catalog(self) -> CatalogAdminPort:
-        """The catalog."""
-        return _present(self._catalog, "catalog")
+    catalog: CatalogAdminPort = _service("catalog")
+    profiler: ProfilerPort = _service("profiler")
+    predictor: PredictorPort = _service("predictor")
+    simulator: SimulatorPort = _service("simulator")
 
-    @property
-    def profiler(self) -> ProfilerPort:
-        """The profiler."""
-        return _present(self._profiler, "profiler")
+    def _find_port(self, name: str) -> Any:
+        """Return a service by its name.
 
-    @property
-    def predictor(self) -> PredictorPort:
-        """The predictor."""
-        return _present(self._predictor, "predictor")
+        Raises:
+            InvalidRequestError: it was not given.
 
-    @property
-    def simulator(self) -> SimulatorPort:
-        """The simulator."""
-        return _present(self._simulator, "simulator")
+        """
+        port = self._ports[name]
+        if port is None:
+            raise InvalidRequestError.of_field(name, "was not given; say where it is")
+        return port
 
     def profile(
         self, request: ProfileRequest, on_progress: OnProgress | None = None
@@ -333,9 +329,3 @@ class Foretoken:
     def get_result(self, job_id: str) -> AnyReport:
         """Return the report of a job from the catalog, whole; the beginning of an id will do."""
         return read_result(self.catalog, job_id)[1]
-
-
-def _present(port: P | None, name: str) -> P:
-    if port is None:
-        raise InvalidRequestError.of_field(name, "was not given; say where it is")
-    return port

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from foretoken.domain.errors import StorageFullError
@@ -53,12 +52,7 @@ class RecordFile(Mapping[bytes, bytes]):
             raise self._full(err) from err
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self._opened.close()
         self._file = None

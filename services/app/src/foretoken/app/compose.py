@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from foretoken.app.config import EMBEDDED, AppConfig
@@ -74,12 +73,7 @@ class Composition:
         """Use as a context manager to close what was opened."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close all that was opened."""
         self.close()
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from foretoken.app.config import AppConfig, EndpointsConfig
@@ -89,12 +88,7 @@ class ServiceProcesses:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop every process."""
         self._running.close()
 

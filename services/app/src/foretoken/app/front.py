@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from threading import RLock
-from typing import TYPE_CHECKING
+from typing import Any
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import SERVICES, AppConfig, process_environment
@@ -14,9 +14,6 @@ from foretoken.app.telemetry.spans import start_tracing
 from foretoken.client.aio.facade import AsyncForetoken
 from foretoken.client.facade import Foretoken, Target
 from foretoken.domain.errors import InvalidRequestError
-
-if TYPE_CHECKING:
-    from foretoken.domain.ports import CatalogAdminPort, PredictorPort, ProfilerPort, SimulatorPort
 
 
 class EmbeddedForetoken(Foretoken):
@@ -36,29 +33,10 @@ class EmbeddedForetoken(Foretoken):
             self._composition.close()
             self._on_close()
 
-    @property
-    def catalog(self) -> "CatalogAdminPort":
-        """The catalog."""
+    def _find_port(self, name: str) -> Any:
+        """Return a service by its name, opened now if it is not."""
         with self._lock:
-            return self._composition.catalog
-
-    @property
-    def profiler(self) -> "ProfilerPort":
-        """The profiler."""
-        with self._lock:
-            return self._composition.profiler
-
-    @property
-    def predictor(self) -> "PredictorPort":
-        """The predictor."""
-        with self._lock:
-            return self._composition.predictor
-
-    @property
-    def simulator(self) -> "SimulatorPort":
-        """The simulator."""
-        with self._lock:
-            return self._composition.simulator
+            return getattr(self._composition, name)
 
 
 def open(home: str = "", *, config: AppConfig | None = None) -> Foretoken:  # noqa: A001 - `foretoken.open`

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -133,12 +132,7 @@ class Rendezvous:
         """Use as a context manager to close it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
 

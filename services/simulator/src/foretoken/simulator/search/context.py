@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Protocol, Self
 
 from foretoken.domain import schema
@@ -87,12 +86,7 @@ class JobContext:
         self._closing.enter_context(self._journal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
         found, total = self._journal.num_found, len(self._journal)
         _log.info(

@@ -64,7 +64,7 @@ class RankShape:
         return self.model.intermediate // self.tp
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """A column: the operator nearest to it, and what else its times hold (empty: nothing).
 
@@ -106,84 +106,49 @@ def _up_dims(shape: RankShape) -> Dims:
     return shape.gemm(shape.intermediate, shape.model.hidden)
 
 
+def _down_dims(shape: RankShape) -> Dims:
+    return shape.gemm(shape.model.hidden, shape.intermediate)
+
+
+def _query_dims(shape: RankShape) -> Dims:
+    return shape.gemm(shape.q_width, shape.model.hidden)
+
+
+def _output_dims(shape: RankShape) -> Dims:
+    return shape.gemm(shape.model.hidden, shape.q_width)
+
+
+def _activation_dims(shape: RankShape) -> Dims:
+    return {"num_tokens": shape.tokens, "intermediate": shape.intermediate}
+
+
 _BEFORE_A_NORM = "the all-reduce before it, the residual sum, the norm"
 
 COLUMNS = (
     Column(
-        name="embed",
-        module="embedding",
-        operator="embedding",
-        dims=_embedding_dims,
-        holds="all from the start of the stage, host gaps included",
+        "embed",
+        "embedding",
+        "embedding",
+        _embedding_dims,
+        "all from the start of the stage, host gaps included",
     ),
-    Column(
-        name="attn_q",
-        module="self_attn_q_proj",
-        operator="gemm",
-        dims=lambda shape: shape.gemm(shape.q_width, shape.model.hidden),
-        holds=_BEFORE_A_NORM,
-    ),
-    Column(name="attn_k", module="self_attn_k_proj", operator="gemm", dims=_kv_dims),
-    Column(name="attn_v", module="self_attn_v_proj", operator="gemm", dims=_kv_dims),
-    Column(
-        name="attn_o",
-        module="self_attn_o_proj",
-        operator="gemm",
-        dims=lambda shape: shape.gemm(shape.model.hidden, shape.q_width),
-        holds="rotary embedding and attention",
-    ),
-    Column(
-        name="mlp_gate",
-        module="mlp_gate_proj",
-        operator="gemm",
-        dims=_up_dims,
-        holds=_BEFORE_A_NORM,
-    ),
-    Column(
-        name="mlp_act_fn",
-        module="mlp_act_fn",
-        operator="silu",
-        dims=lambda shape: {"num_tokens": shape.tokens, "intermediate": shape.intermediate},
-    ),
-    Column(name="mlp_up", module="mlp_up_proj", operator="gemm", dims=_up_dims),
-    Column(
-        name="mlp_down",
-        module="mlp_down_proj",
-        operator="gemm",
-        dims=lambda shape: shape.gemm(shape.model.hidden, shape.intermediate),
-        holds="the product of gate and up",
-    ),
-    Column(
-        name="lm_head",
-        module="lm_head",
-        operator="gemm",
-        dims=_head_dims,
-        holds=_BEFORE_A_NORM,
-    ),
+    Column("attn_q", "self_attn_q_proj", "gemm", _query_dims, _BEFORE_A_NORM),
+    Column("attn_k", "self_attn_k_proj", "gemm", _kv_dims),
+    Column("attn_v", "self_attn_v_proj", "gemm", _kv_dims),
+    Column("attn_o", "self_attn_o_proj", "gemm", _output_dims, "rotary embedding and attention"),
+    Column("mlp_gate", "mlp_gate_proj", "gemm", _up_dims, _BEFORE_A_NORM),
+    Column("mlp_act_fn", "mlp_act_fn", "silu", _activation_dims),
+    Column("mlp_up", "mlp_up_proj", "gemm", _up_dims),
+    Column("mlp_down", "mlp_down_proj", "gemm", _down_dims, "the product of gate and up"),
+    Column("lm_head", "lm_head", "gemm", _head_dims, _BEFORE_A_NORM),
 )
 
 # The parts of a legacy profile, one after another.
 LEGACY_EMBEDDING = Column(
-    name="embedding_layer",
-    module="",
-    operator="embedding",
-    dims=_embedding_dims,
-    holds="all that runs before the first layer",
+    "embedding_layer", "", "embedding", _embedding_dims, "all that runs before the first layer"
 )
-LEGACY_LAYER = Column(
-    name="transformer_layer",
-    module="",
-    operator="gemm",
-    dims=_up_dims,
-    holds="a whole transformer layer",
-)
-LEGACY_HEAD = Column(
-    name="post_process",
-    module="",
-    operator="gemm",
-    dims=_head_dims,
-    holds="all that runs after the last layer",
-)
+LEGACY_LAYER = Column("transformer_layer", "", "gemm", _up_dims, "a whole transformer layer")
+LEGACY_HEAD = Column("post_process", "", "gemm", _head_dims, "all that runs after the last layer")
 
 
 # FASOP's names of the models and products it knows. Source: `fasop/config.py`.

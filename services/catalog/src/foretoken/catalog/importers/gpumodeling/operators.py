@@ -114,7 +114,7 @@ Dims = Mapping[str, Any]
 DimsFormula = Callable[[Shape], Dims]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SampledOp:
     """One name of the source. `variant` and `backward_variant` say what the operator leaves open.
 
@@ -122,8 +122,8 @@ class SampledOp:
     """
 
     operator: str
-    dims: DimsFormula
     kernel: str
+    dims: DimsFormula
     variant: str | None = None
     backward_variant: str | None = None
 
@@ -133,9 +133,9 @@ def _linear(
 ) -> SampledOp:
     # A bias is part of the forward GEMM, and one more reduction in the backward pass.
     return SampledOp(
-        operator="gemm",
-        dims=lambda s: {"m": s.tokens, "n": n(s), "k": k(s)},
-        kernel=kernel,
+        "gemm",
+        kernel,
+        lambda s: {"m": s.tokens, "n": n(s), "k": k(s)},
         backward_variant=f"bias=true;{_ZERO_GRADIENTS}" if has_bias else _ZERO_GRADIENTS,
     )
 
@@ -148,17 +148,20 @@ def _matrices(shape: Shape) -> Integers:
     return shape.read("b") * shape.heads
 
 
-def _batched(n: str, k: str) -> DimsFormula:
+def _batched(kernel: str, n: str, k: str) -> SampledOp:
     def dims(shape: Shape) -> Dims:
         sizes = {"length": shape.read("l"), "head_dim": shape.head_dim}
-        return {
-            "batch": _matrices(shape),
-            "m": sizes["length"],
-            "n": sizes[n],
-            "k": sizes[k],
-        }
+        return {"batch": _matrices(shape), "m": sizes["length"], "n": sizes[n], "k": sizes[k]}
 
-    return dims
+    return SampledOp("batched_gemm", kernel, dims, backward_variant=_ZERO_GRADIENTS)
+
+
+def _softmax_dims(shape: Shape) -> Dims:
+    return {"num_rows": _matrices(shape) * shape.read("l"), "width": shape.read("l")}
+
+
+def _gelu_dims(shape: Shape) -> Dims:
+    return {"num_tokens": shape.tokens, "intermediate": shape.share(_MLP_RATIO)}
 
 
 def _attention_dims(shape: Shape) -> Dims:
@@ -210,14 +213,12 @@ def _stage(extra: Callable[[Shape], Any], num_extra_tensors: int) -> SampledOp:
             "num_tensors": encoders * tensors_per_encoder + num_extra_tensors,
         }
 
-    return SampledOp(
-        operator="fused_adam",
-        dims=dims,
-        kernel="deepspeed_fused_adam",
-        # Every call has a new optimizer, which makes its moments in the step that is timed.
-        variant="step=first",
-    )
+    # Every call has a new optimizer, which makes its moments in the step that is timed.
+    return SampledOp("fused_adam", "deepspeed_fused_adam", dims, variant="step=first")
 
+
+# Variants of both passes.
+_EAGER = ("form=eager", "form=eager")
 
 SAMPLED_OPS: Mapping[str, SampledOp] = {
     "linear1": _linear("aten::addmm", lambda s: s.share(3), lambda s: s.dim, has_bias=True),
@@ -225,74 +226,35 @@ SAMPLED_OPS: Mapping[str, SampledOp] = {
     "linear3": _linear("aten::mm", lambda s: s.share(_MLP_RATIO), lambda s: s.dim),
     "linear4": _linear("aten::mm", lambda s: s.dim, lambda s: s.share(_MLP_RATIO)),
     "linear_final": _linear("aten::mm", lambda s: s.vocab, lambda s: s.dim),
-    "baddbmm": SampledOp(
-        operator="batched_gemm",
-        dims=_batched("length", "head_dim"),
-        kernel="aten::baddbmm",
-        backward_variant=_ZERO_GRADIENTS,
-    ),
-    "bmm": SampledOp(
-        operator="batched_gemm",
-        dims=_batched("head_dim", "length"),
-        kernel="aten::bmm",
-        backward_variant=_ZERO_GRADIENTS,
-    ),
-    "softmax": SampledOp(
-        operator="softmax",
-        dims=lambda s: {"num_rows": _matrices(s) * s.read("l"), "width": s.read("l")},
-        kernel="aten::softmax",
-    ),
+    "baddbmm": _batched("aten::baddbmm", "length", "head_dim"),
+    "bmm": _batched("aten::bmm", "head_dim", "length"),
+    "softmax": SampledOp("softmax", "aten::softmax", _softmax_dims),
     "ScaledUpperTriangMaskedSoftmax": SampledOp(
-        operator="causal_softmax",
-        dims=lambda s: {"num_matrices": _matrices(s), "length": s.read("l")},
-        kernel="megatron_scaled_upper_triang_masked_softmax",
+        "causal_softmax",
+        "megatron_scaled_upper_triang_masked_softmax",
+        lambda s: {"num_matrices": _matrices(s), "length": s.read("l")},
     ),
+    # The scores are a view; their gradient is copied before and after it is masked.
     "fillmask": SampledOp(
-        operator="masked_fill",
-        dims=_mask_dims,
-        kernel="aten::masked_fill_",
-        # The scores are a view; their gradient is copied before and after it is masked.
-        backward_variant="input=view",
+        "masked_fill", "aten::masked_fill_", _mask_dims, backward_variant="input=view"
     ),
     "flash_atten": SampledOp(
-        operator="attention_prefill",
-        dims=_attention_dims,
-        kernel="flash_attn",
-        variant="mask=none",
-        backward_variant="mask=none",
+        "attention_prefill", "flash_attn", _attention_dims, "mask=none", "mask=none"
     ),
     # Chains of kernels, not one.
-    "RoPE": SampledOp(
-        operator="rope",
-        dims=_rope_dims,
-        kernel="torch_jit",
-        variant="form=eager",
-        backward_variant="form=eager",
-    ),
-    "layernorm": SampledOp(operator="layer_norm", dims=_wide, kernel="aten::layer_norm"),
-    "RMSlayernorm": SampledOp(
-        operator="rms_norm",
-        dims=_wide,
-        kernel="torch_eager",
-        variant="form=eager",
-        backward_variant="form=eager",
-    ),
-    "res_add": SampledOp(operator="residual_add", dims=_wide, kernel="aten::add"),
-    "gelu": SampledOp(
-        operator="gelu",
-        dims=lambda s: {"num_tokens": s.tokens, "intermediate": s.share(_MLP_RATIO)},
-        kernel="aten::gelu",
-    ),
+    "RoPE": SampledOp("rope", "torch_jit", _rope_dims, *_EAGER),
+    "layernorm": SampledOp("layer_norm", "aten::layer_norm", _wide),
+    "RMSlayernorm": SampledOp("rms_norm", "torch_eager", _wide, *_EAGER),
+    "res_add": SampledOp("residual_add", "aten::add", _wide),
+    "gelu": SampledOp("gelu", "aten::gelu", _gelu_dims),
     "embedding": SampledOp(
-        operator="embedding",
-        dims=lambda s: {**_wide(s), "vocab": s.vocab},
-        kernel="aten::embedding",
+        "embedding", "aten::embedding", lambda s: {**_wide(s), "vocab": s.vocab}
     ),
     # One rank's part of the loss; the sums over ranks between are left out.
     "parallel_cross_entropy_128": SampledOp(
-        operator="cross_entropy",
-        dims=lambda s: {"num_tokens": s.tokens, "vocab": s.vocab},
-        kernel="megatron_vocab_parallel_cross_entropy",
+        "cross_entropy",
+        "megatron_vocab_parallel_cross_entropy",
+        lambda s: {"num_tokens": s.tokens, "vocab": s.vocab},
     ),
     "firstStage_optimizer": _stage(lambda s: s.vocab * s.dim, 1),
     "middleStage_optimizer": _stage(lambda _: 0, 0),
