@@ -7,7 +7,7 @@ kernels of an operator from those that can run it.
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -98,20 +98,8 @@ def attention_kernel(
     operator: str, read: ReadCase, codes: Sequence[AttentionCode], *, has_backward: bool = False
 ) -> Kernel:
     """Return the first code as the operator's kernel, the others as its alternatives."""
-    kernels = [_kernel_of(operator, read, code, has_backward) for code in codes]
-    first = kernels[0]
-    return Kernel(
-        operator=operator,
-        source=first.source,
-        make_inputs=first.make_inputs,
-        bind=first.bind,
-        differentiable=first.differentiable,
-        dtypes=first.dtypes,
-        variant=first.variant,
-        is_present=first.is_present,
-        can_run=first.can_run,
-        alternatives=tuple(kernels[1:]),
-    )
+    first, *others = (_kernel_of(operator, read, code, has_backward) for code in codes)
+    return replace(first, alternatives=tuple(others))
 
 
 def _kernel_of(operator: str, read: ReadCase, code: AttentionCode, has_backward: bool) -> Kernel:

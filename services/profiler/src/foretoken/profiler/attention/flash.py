@@ -5,7 +5,8 @@ All take ragged batches, their sequences packed one after the other, or a cache 
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -101,24 +102,22 @@ def _bind_dense_window(case: AttentionCase) -> Callable[..., torch.Tensor]:
     return run
 
 
+# What takes keys as wide as values, in 16 bit.
+_narrow_code = partial(AttentionCode, can_run=lambda case: case.is_narrow, dtypes=HALF_DTYPES)
 _FLASH_OP = "torch.ops.aten._flash_attention_forward"
-TORCH_VARLEN = AttentionCode(
+TORCH_VARLEN = _narrow_code(
     source="torch.nn.attention.varlen.varlen_attn",
     make_inputs=packed_inputs,
     bind=_bind_public_varlen,
     is_present=lambda device: has_capability(8)(device) and _public_varlen() is not None,
-    can_run=lambda case: case.is_narrow,
-    dtypes=HALF_DTYPES,
     is_differentiable=True,
 )
 # The same kernel by its private name, for a torch without the public one.
-TORCH_FLASH_VARLEN = AttentionCode(
+TORCH_FLASH_VARLEN = _narrow_code(
     source=f"{_FLASH_OP}, varlen",
     make_inputs=packed_inputs,
     bind=_bind_varlen,
     is_present=lambda device: has_capability(8)(device) and _public_varlen() is None,
-    can_run=lambda case: case.is_narrow,
-    dtypes=HALF_DTYPES,
     is_differentiable=True,
 )
 TORCH_FLASH_WIDE = AttentionCode(
@@ -229,31 +228,24 @@ FLASH_3 = AttentionCode(
     dtypes=HALF_DTYPES,
     is_differentiable=True,
 )
-FLASH_3_PAGED = AttentionCode(
+FLASH_3_PAGED = _narrow_code(
     source="flash_attn_interface.flash_attn_with_kvcache, paged",
     make_inputs=lambda case, tensors: table_inputs(case, PAGE_SIZE, tensors, ()),
     bind=_bind_flash_3_paged,
     is_present=_has_flash_3,
-    can_run=lambda case: case.is_narrow,
-    dtypes=HALF_DTYPES,
 )
 # It takes queries in the cache's format, and writes bf16.
-FLASH_3_FP8 = AttentionCode(
-    source="flash_attn_interface.flash_attn_with_kvcache, paged, fp8 queries",
+FLASH_3_FP8 = replace(
+    FLASH_3_PAGED,
+    source=f"{FLASH_3_PAGED.source}, fp8 queries",
     make_inputs=lambda case, tensors: table_inputs(case, PAGE_SIZE, tensors, (FP8, FP8)),
-    bind=_bind_flash_3_paged,
-    is_present=_has_flash_3,
-    can_run=lambda case: case.is_narrow,
-    dtypes=HALF_DTYPES,
     variant=FP8_CACHE,
 )
-FLASH_2 = AttentionCode(
+FLASH_2 = _narrow_code(
     source="flash_attn.flash_attn_varlen_func",
     make_inputs=packed_inputs,
     bind=_bind_flash_varlen("flash_attn"),
     is_present=_has_flash_2,
-    can_run=lambda case: case.is_narrow,
-    dtypes=HALF_DTYPES,
     is_differentiable=True,
 )
 FLASH_2_PAGED = AttentionCode(
