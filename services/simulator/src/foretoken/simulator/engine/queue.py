@@ -1,5 +1,7 @@
 """The queue of an engine: by priority, by readiness, and in the order of arrival."""
 
+from collections.abc import Callable
+
 from foretoken.simulator.engine.layout import (
     DECODE_ONLY,
     IDLE,
@@ -87,17 +89,44 @@ def _goes_first(state: State, r: int, other: int) -> bool:
     return bool(mine > others or (mine == others and r < other))
 
 
+def _queue_of(name: str) -> tuple[Callable[[State, int, int], None], Callable[[State, int], int]]:
+    """Return what puts a request behind a list of an engine, and what takes its first."""
+    first, last, count = f"first_{name}", f"last_{name}", f"num_{name}"
+
+    def push(state: State, e: int, r: int) -> None:
+        engine = engines_of(state)[e]
+        requests_of(state)[r].next = NONE
+        if engine[count] == 0:
+            engine[first] = r
+        else:
+            requests_of(state)[engine[last]].next = r
+        engine[last] = r
+        engine[count] += 1
+
+    def pop(state: State, e: int) -> int:
+        engine = engines_of(state)[e]
+        r = engine[first]
+        engine[first] = requests_of(state)[r].next
+        engine[count] -= 1
+        if engine[count] == 0:
+            engine[last] = NONE
+        return int(r)
+
+    return compiled_part(push), compiled_part(pop)
+
+
+_push_waiting, _pop_waiting = _queue_of("waiting")
+_push_arrived, _pop_arrived = _queue_of("arrived")
+# Computed elsewhere and with their blocks here.
+_push_transferred_in, _pop_transferred_in = _queue_of("transferred_in")
+
+
 @compiled_part
 def pop_waiting(state: State, e: int) -> int:
     """Take the first waiting request."""
-    engine = engines_of(state)[e]
-    r = engine.first_waiting
-    engine.first_waiting = requests_of(state)[r].next
-    if engine.first_waiting == NONE:
-        engine.last_waiting = NONE
-    engine.num_waiting -= 1
-    engine.num_waiting_tokens -= _prompt_tokens(state, r)
-    return int(r)
+    r = _pop_waiting(state, e)
+    engines_of(state)[e].num_waiting_tokens -= _prompt_tokens(state, r)
+    return r
 
 
 @compiled_part
@@ -116,14 +145,8 @@ def push_waiting_first(state: State, e: int, r: int) -> None:
 @compiled_part
 def push_waiting(state: State, e: int, r: int) -> None:
     """Let a request wait behind all others."""
+    _push_waiting(state, e, r)
     engine = engines_of(state)[e]
-    requests_of(state)[r].next = NONE
-    if engine.last_waiting == NONE:
-        engine.first_waiting = r
-    else:
-        requests_of(state)[engine.last_waiting].next = r
-    engine.last_waiting = r
-    engine.num_waiting += 1
     engine.is_ranked = 0
     engine.num_waiting_tokens += _prompt_tokens(state, r)
 
@@ -140,16 +163,9 @@ def _prompt_tokens(state: State, r: int) -> int:
 @compiled_part
 def push_arrived(state: State, e: int, r: int) -> None:
     """Leave a request at an engine, which sees it when it ticks."""
-    engine = engines_of(state)[e]
-    requests_of(state)[r].next = NONE
-    if engine.num_arrived == 0:
-        engine.first_arrived = r
-    else:
-        requests_of(state)[engine.last_arrived].next = r
-    engine.last_arrived = r
-    engine.num_arrived += 1
+    _push_arrived(state, e, r)
     if state.role != DECODE_ONLY:
-        engine.num_waiting_tokens += requests_of(state)[r].num_prefill
+        engines_of(state)[e].num_waiting_tokens += requests_of(state)[r].num_prefill
 
 
 @compiled_part
@@ -157,9 +173,7 @@ def admit_arrivals(state: State, e: int, now_ns: int) -> None:
     """Let the requests that have arrived wait, by priority, or run if their blocks are here."""
     engine = engines_of(state)[e]
     while engine.num_arrived > 0:
-        r = engine.first_arrived
-        engine.first_arrived = requests_of(state)[r].next
-        engine.num_arrived -= 1
+        r = _pop_arrived(state, e)
         requests_of(state)[r].queued_ns = now_ns
         if state.role == DECODE_ONLY:
             _push_transferred_in(state, e, r)
@@ -176,23 +190,8 @@ def seat_transferred_in(state: State, e: int) -> None:
     """Let requests whose blocks are here run, as long as there are seats."""
     engine = engines_of(state)[e]
     while engine.num_transferred_in > 0 and engine.num_running < state.max_num_seqs:
-        r = engine.first_transferred_in
-        engine.first_transferred_in = requests_of(state)[r].next
-        engine.num_transferred_in -= 1
-        running_of(state)[e, engine.num_running] = r
+        running_of(state)[e, engine.num_running] = _pop_transferred_in(state, e)
         engine.num_running += 1
-
-
-@compiled_part
-def _push_transferred_in(state: State, e: int, r: int) -> None:
-    engine = engines_of(state)[e]
-    requests_of(state)[r].next = NONE
-    if engine.num_transferred_in == 0:
-        engine.first_transferred_in = r
-    else:
-        requests_of(state)[engine.last_transferred_in].next = r
-    engine.last_transferred_in = r
-    engine.num_transferred_in += 1
 
 
 @compiled_part
