@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.text_file import read_text
+
+T = TypeVar("T")
 
 
 @cache
@@ -126,3 +129,16 @@ def scan_yaml(package: str, folder: str) -> Iterator[tuple[str, Mapping[str, Any
         if entry.name.endswith(".yaml"):
             name = entry.name.removesuffix(".yaml")
             yield name, parse_yaml(entry.read_text(encoding="utf-8"), f"{folder}/{entry.name}")
+
+
+def load_yaml_folder(cls: type[T], package: str, folder: str) -> dict[str, T]:
+    """Return every YAML file in a data folder of `package` as `cls`, by its stem, its `name`.
+
+    Raises:
+        InvalidRequestError: a file that cannot be used; the message names it.
+
+    """
+    return {
+        stem: schema.decode(cls, {"name": stem, **content}, f"{folder}/{stem}.yaml")
+        for stem, content in scan_yaml(package, folder)
+    }

@@ -43,6 +43,12 @@ _NEAREST_PREFIX = "nearest."
 _NOTHING_NEAR = {"nearest_us": 0.0, "nearest_octaves": np.inf}
 
 
+# Fields of a query that its message has as they are: all but the tables.
+_QUERY_FIELDS = tuple(
+    field.name for field in dataclasses.fields(LatencyQuery) if field.name != "tables"
+)
+
+
 def encode_query(query: LatencyQuery) -> predictor_pb2.PredictRequest:
     """Return the message of a query.
 
@@ -50,19 +56,9 @@ def encode_query(query: LatencyQuery) -> predictor_pb2.PredictRequest:
         InvalidRequestError: a column does not hold whole numbers, or columns differ in length.
 
     """
-    return predictor_pb2.PredictRequest(
-        device=query.device,
-        tables=[_encode_table(table) for table in query.tables],
-        topology=query.topology,
-        framework=query.framework,
-        preferred_framework=query.preferred_framework,
-        refuse_extrapolation=query.refuse_extrapolation,
-        model_version=query.model_version,
-        prefer_measured=query.prefer_measured,
-        correction=query.correction,
-        sustained=query.sustained,
-        power_limit_w=query.power_limit_w,
-    )
+    tables = [_encode_table(table) for table in query.tables]
+    said = {name: getattr(query, name) for name in _QUERY_FIELDS}
+    return predictor_pb2.PredictRequest(tables=tables, **said)
 
 
 def decode_query(message: predictor_pb2.PredictRequest) -> LatencyQuery:
@@ -72,21 +68,11 @@ def decode_query(message: predictor_pb2.PredictRequest) -> LatencyQuery:
         InvalidRequestError: with one violation per table that cannot be used.
 
     """
-    return LatencyQuery(
-        device=message.device,
-        tables=tuple(
-            _decode_table(table, f"tables[{index}]") for index, table in enumerate(message.tables)
-        ),
-        topology=message.topology,
-        framework=message.framework,
-        preferred_framework=message.preferred_framework,
-        refuse_extrapolation=message.refuse_extrapolation,
-        model_version=message.model_version,
-        prefer_measured=message.prefer_measured,
-        correction=message.correction,
-        sustained=message.sustained,
-        power_limit_w=message.power_limit_w,
+    tables = (
+        _decode_table(table, f"tables[{index}]") for index, table in enumerate(message.tables)
     )
+    said = {name: getattr(message, name) for name in _QUERY_FIELDS}
+    return LatencyQuery(tables=tuple(tables), **said)
 
 
 def encode_reply(

@@ -12,7 +12,7 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError, Unknown
 from foretoken.domain.frameworks.capability import Conflict, Has, find_unknown
 from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.hardware.device import DeviceSpec
-from foretoken.domain.plugins import parse_yaml_value, scan_yaml
+from foretoken.domain.plugins import load_yaml_folder, parse_yaml_value
 from foretoken.domain.requests.option import option
 from foretoken.domain.units import GIB
 
@@ -441,10 +441,7 @@ _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
 @cache
 def all_engines() -> dict[str, EngineProfile]:
     """Return every profile by name: one file each in `engines/`."""
-    return {
-        stem: schema.decode(EngineProfile, {"name": stem, **content}, f"engines/{stem}.yaml")
-        for stem, content in scan_yaml("foretoken.domain.frameworks", "engines")
-    }
+    return load_yaml_folder(EngineProfile, "foretoken.domain.frameworks", "engines")
 
 
 def find_engine(name: str) -> EngineProfile:

@@ -13,7 +13,7 @@ from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.capability import Conflict, Has, find_unknown
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.plugins import parse_yaml_value, scan_yaml
+from foretoken.domain.plugins import load_yaml_folder, parse_yaml_value
 from foretoken.domain.requests.option import option
 
 _OVERLAPS = (
@@ -351,10 +351,7 @@ def _resolve(name: str, rules: tuple[tuple[str, str], ...]) -> TrainerProfile:
 @cache
 def all_trainers() -> dict[str, TrainerProfile]:
     """Return every profile by name: one file each in `trainers/`."""
-    return {
-        stem: schema.decode(TrainerProfile, {"name": stem, **content}, f"trainers/{stem}.yaml")
-        for stem, content in scan_yaml("foretoken.domain.frameworks", "trainers")
-    }
+    return load_yaml_folder(TrainerProfile, "foretoken.domain.frameworks", "trainers")
 
 
 def find_trainer(name: str) -> TrainerProfile:

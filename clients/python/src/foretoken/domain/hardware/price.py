@@ -10,7 +10,7 @@ from pathlib import Path
 from foretoken.domain import schema
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.plugins import read_yaml, scan_yaml
+from foretoken.domain.plugins import load_yaml_folder, read_yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,10 +91,7 @@ class PriceList:
 @cache
 def all_price_lists() -> dict[str, PriceList]:
     """Return every list by name: one file each in `prices/`."""
-    return {
-        stem: schema.decode(PriceList, {"name": stem, **content}, f"prices/{stem}.yaml")
-        for stem, content in scan_yaml("foretoken.domain.hardware", "prices")
-    }
+    return load_yaml_folder(PriceList, "foretoken.domain.hardware", "prices")
 
 
 def find_price_list(name: str) -> PriceList:

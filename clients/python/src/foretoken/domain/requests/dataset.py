@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from functools import cache
 
-from foretoken.domain import schema
 from foretoken.domain.errors import UnknownPluginError
-from foretoken.domain.plugins import scan_yaml
+from foretoken.domain.plugins import load_yaml_folder
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,10 +26,7 @@ class DatasetSpec:
 @cache
 def all_datasets() -> dict[str, DatasetSpec]:
     """Return every dataset by name."""
-    return {
-        stem: schema.decode(DatasetSpec, {"name": stem, **content}, f"datasets/{stem}.yaml")
-        for stem, content in scan_yaml("foretoken.domain.requests", "datasets")
-    }
+    return load_yaml_folder(DatasetSpec, "foretoken.domain.requests", "datasets")
 
 
 def find_dataset(name: str) -> DatasetSpec:

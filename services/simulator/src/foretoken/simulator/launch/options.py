@@ -13,7 +13,7 @@ from typing import Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
-from foretoken.domain.plugins import scan_yaml
+from foretoken.domain.plugins import load_yaml_folder
 
 Fields = Mapping[str, Any]
 Options = Mapping[str, Any]
@@ -82,10 +82,7 @@ def find_options(name: str) -> OptionList:
 @cache
 def all_options() -> Mapping[str, OptionList]:
     """Return the options of every project by the name of its file."""
-    return {
-        stem: schema.decode(OptionList, {"name": stem, **content}, f"options/{stem}.yaml")
-        for stem, content in scan_yaml("foretoken.simulator.launch", "options")
-    }
+    return load_yaml_folder(OptionList, "foretoken.simulator.launch", "options")
 
 
 def _takes(kind: str, said: object) -> bool:

@@ -8,20 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from foretoken.catalog.dims import Floats, Integers, Mask, group_rows, split_by_operator
+from foretoken.catalog.sources.row import FACT_NAMES
 from foretoken.domain.operators.spec.variant import parse_variant
 
-_TEXTS = (
-    "phase",
-    "status",
-    "dtype",
-    "device",
-    "topology",
-    "framework",
-    "framework_version",
-    "kernel",
-    "variant",
-    "model",
-)
+_TEXTS = ("status", *(name for name in FACT_NAMES if name != "operator"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
