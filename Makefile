@@ -242,7 +242,7 @@ bench-first-minute: setup ## what the first questions take in a new home, and wi
 
 .PHONY: bench-models
 bench-models: setup ## all current models: parameters, bytes, fit, a decoding step and what of it is measured (minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_models.py --operators $(if $(DEVICE),--device $(DEVICE))
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_models.py $(if $(DEVICES),--devices $(DEVICES))
 
 .PHONY: bench-accuracy
 bench-accuracy: setup ## the predictor's errors by operator and split, beside its peers (minutes)
