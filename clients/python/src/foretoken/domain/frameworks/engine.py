@@ -42,15 +42,16 @@ EXPERT_EXCHANGES = ("all_gather", "all_to_all", "deepep_normal", "deepep_low_lat
 class EngineCapabilities:
     """What an engine can do.
 
-    `has` are the values of an aspect that there are (aspects that are not named: all). Degrees are
-    numbers, or `more` for all above 1; `dp` are engines that share experts (1 without expert
-    parallelism: replicas need nothing of an engine), `partial_ep` tells that experts are spread
-    over some of an engine's ranks. `mode` is `aggregated` or `disaggregated`, `encoders` of images
-    are `together` with engines or `apart`, `experts` `together` with attention or `apart`,
-    `kv_dtype` is `none` where the KV cache has the scenario's format, `speculation` is `none` or
-    its method, and `lora` whether adapters are asked for. `quantization` and `dtype` are fields of
-    a scenario, `expert_exchange`, `expert_balancing`, `two_batch_overlap`, `experts` and `dcp`
-    rules of the engine.
+    `has` are the values of an aspect that there are (aspects that are not named: all, but for
+    `experts`, which engines that were looked up have `together` alone). Degrees are numbers, or
+    `more` for all above 1; `dp` are engines that share experts (1 without expert parallelism:
+    replicas need nothing of an engine), `partial_ep` tells that experts are spread over some of an
+    engine's ranks. `mode` is `aggregated` or `disaggregated`, `encoders` of images are `together`
+    with engines or `apart`, `experts` `together` with attention or `apart`, `kv_dtype` is `none`
+    where the KV cache has the scenario's format, `speculation` is `none` or its method, and `lora`
+    whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
+    `expert_exchange`, `expert_balancing`, `two_batch_overlap`, `experts` and `dcp` rules of the
+    engine.
 
     `conflicts` are values there are, but not together. `source` says where this was looked up.
     """
@@ -60,10 +61,12 @@ class EngineCapabilities:
     conflicts: tuple[Conflict, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse aspects there are not."""
+        """Refuse aspects there are not; no release has experts apart unless it says so."""
         violations = list(find_unknown(self.has, self.conflicts, tuple(ENGINE_ASPECTS)))
         if violations:
             raise InvalidRequestError.of_violations(violations, "can")
+        if self.source:
+            object.__setattr__(self, "has", {"experts": ("together",), **self.has})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
