@@ -325,28 +325,27 @@ def _step3p7(reader: ConfigReader) -> Fields:
 
 
 def _mimo_v2(reader: ConfigReader) -> Fields:
+    """Read MiMo-V2-Flash; files of transformers 5.24 leave out what its class says of windows."""
     num_layers = reader.integer("num_hidden_layers")
+    types = reader.names("layer_types", num_layers, ("full_attention", "sliding_attention"))
     window = reader.integer("sliding_window", "sliding_window_size")
     reader.ignore("sliding_window_size", "attention_chunk_size")
-    sinks = {
-        name: int(reader.flag(key, default=False))
-        for name, key in (
-            ("full", "add_full_attention_sink_bias"),
-            ("window", "add_swa_attention_sink_bias"),
-        )
-    }
     full = read_attention(
-        reader, v_head_dim=reader.optional("v_head_dim", 0), has_sinks=sinks["full"]
+        reader,
+        v_head_dim=reader.optional("v_head_dim", 0),
+        has_sinks=int(reader.flag("add_full_attention_sink_bias", default=False)),
     )
     windowed = full.changed(
-        num_heads=reader.integer("swa_num_attention_heads"),
-        num_kv_heads=reader.integer("swa_num_key_value_heads"),
-        head_dim=reader.integer("swa_head_dim"),
-        v_head_dim=reader.optional("swa_v_head_dim", 0),
-        has_sinks=sinks["window"],
+        num_heads=reader.optional("swa_num_attention_heads", full["num_heads"]),
+        num_kv_heads=reader.optional("swa_num_key_value_heads", 2 * full["num_kv_heads"]),
+        head_dim=reader.optional("swa_head_dim", full["head_dim"]),
+        v_head_dim=reader.optional("swa_v_head_dim", full["v_head_dim"]),
+        has_sinks=int(reader.flag("add_swa_attention_sink_bias", default=bool(types))),
         window=window,
     )
     flags = reader.numbers("hybrid_layer_pattern", num_layers) or [0] * num_layers
+    if types:
+        flags = [int(kind == "sliding_attention") for kind in types]
     experts = read_experts(reader, shared_intermediate=shared_width(reader))
     halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
     mixers = [windowed if flag else full for flag in flags]

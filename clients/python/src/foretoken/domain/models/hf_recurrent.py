@@ -58,20 +58,10 @@ def _qwen3_5(reader: ConfigReader) -> Fields:
 def _kimi_linear(reader: ConfigReader) -> Fields:
     """Read Kimi Linear and Kimi K3: delta attention, and latent attention without positions."""
     num_layers = reader.integer("num_hidden_layers")
-    linear = reader.section("linear_attn_config")
-    kda = LayerPart(
-        kind="kda",
-        dims={
-            "num_heads": linear.integer("num_heads"),
-            "head_dim": linear.integer("head_dim"),
-            "conv_kernel": linear.integer("short_conv_kernel_size"),
-            "has_full_gate": int(linear.flag("use_full_rank_gate", default=False)),
-        },
-    )
-    linear.ignore("gate_lower_bound")
-    full, delta = linear.get("full_attn_layers") or [], linear.get("kda_layers") or []
-    if sorted([*full, *delta]) != list(range(1, num_layers + 1)):
-        linear.refuse("kda_layers", f"with full_attn_layers must name the {num_layers} layers once")
+    reader.rename({"model_max_length": "max_position_embeddings"})
+    reader.rename({"num_shared_experts": "n_shared_experts"})
+    types = reader.names("layer_types", num_layers, ("linear_attention", "full_attention"))
+    kda, is_full = _kda_of_types(reader, types) if types else _kda_of_section(reader, num_layers)
     latent = LayerPart(
         kind="latent",
         dims={
@@ -87,7 +77,7 @@ def _kimi_linear(reader: ConfigReader) -> Fields:
         latent=reader.optional("routed_expert_hidden_size", 0),
     )
     halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
-    mixers = [latent if layer + 1 in full else kda for layer in range(num_layers)]
+    mixers = [latent if sees_all else kda for sees_all in is_full]
     block = reader.optional("attn_res_block_size", 0)
     extras = prediction_heads(reader, "num_nextn_predict_layers")
     if block > 0:
@@ -99,8 +89,37 @@ def _kimi_linear(reader: ConfigReader) -> Fields:
     }
 
 
+def _kda_of_types(reader: ConfigReader, types: list[str]) -> tuple[LayerPart, list[bool]]:
+    """Return the delta attention of a file that lists its layers, and which of them it is not."""
+    dims = {
+        "num_heads": reader.integer("linear_num_heads"),
+        "head_dim": reader.integer("linear_head_dim"),
+        "conv_kernel": reader.integer("linear_conv_kernel_dim"),
+    }
+    return LayerPart(kind="kda", dims=dims), [kind == "full_attention" for kind in types]
+
+
+def _kda_of_section(reader: ConfigReader, num_layers: int) -> tuple[LayerPart, list[bool]]:
+    """Return the same of older files, which have a section for it that numbers layers from 1."""
+    linear = reader.section("linear_attn_config")
+    dims = {
+        "num_heads": linear.integer("num_heads"),
+        "head_dim": linear.integer("head_dim"),
+        "conv_kernel": linear.integer("short_conv_kernel_size"),
+        "has_full_gate": int(linear.flag("use_full_rank_gate", default=False)),
+    }
+    linear.ignore("gate_lower_bound")
+    full, delta = linear.get("full_attn_layers") or [], linear.get("kda_layers") or []
+    if sorted([*full, *delta]) != list(range(1, num_layers + 1)):
+        linear.refuse("kda_layers", f"with full_attn_layers must name the {num_layers} layers once")
+    is_full = [layer + 1 in full for layer in range(num_layers)]
+    return LayerPart(kind="kda", dims=dims), is_full
+
+
 # Letters of Nemotron-H's patterns.
 _LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
+# What transformers 5.24 calls them.
+_RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 def _nemotron_h(reader: ConfigReader) -> Fields:
@@ -111,7 +130,9 @@ def _nemotron_h(reader: ConfigReader) -> Fields:
     else:
         given = reader.get("layers_block_type")
         length = len(given) if isinstance(given, list) else 1
-        types = reader.names("layers_block_type", length, tuple(_LETTERS.values())) or []
+        known = (*_LETTERS.values(), *_RENAMED)
+        types = reader.names("layers_block_type", length, known) or []
+        types = [_RENAMED.get(kind, kind) for kind in types]
     if not types:
         reader.refuse("hybrid_override_pattern", f"expected a text of {', '.join(_LETTERS)}")
     if reader.optional("num_hidden_layers", len(types)) != len(types):

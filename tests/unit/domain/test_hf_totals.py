@@ -1,0 +1,79 @@
+"""Every model type that transformers has is read with the parameters that it builds."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from foretoken.domain.models.hf_config import architecture_of_hf_config
+from foretoken.domain.models.hf_multimodal import MULTIMODAL, TEXT_MODELS
+from foretoken.domain.models.parameters import count_parameters
+
+_MAX_ERROR, _MAX_ERROR_OF_ENCODERS = 2e-4, 3e-3
+# What these classes have no default for.
+_ROUTED = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+_CONVOLVED = {"num_hidden_layers": 8, "layer_types": ["conv", "conv", "conv", "full_attention"] * 2}
+_DELTAS = ["linear_attention", "sliding_attention"] * 4
+_MISSING: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": _ROUTED,
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 8, "moe_topk": 2},
+    "lara_mini": {"num_hidden_layers": 8, "layer_types": _DELTAS},
+    "lfm2": _CONVOLVED,
+    "lfm2_moe": _CONVOLVED,
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+}
+# DBRX cannot be built from its defaults; LongCat's class has weights for experts that have none.
+_OTHERWISE = {"dbrx", "longcat_flash"}
+_SEEING = (
+    *("gemma3", "gemma4_unified", "glm4v_moe", "idefics3", "internvl", "lfm2_vl", "llava"),
+    *("llava_next", "smolvlm", "llava_onevision", "mistral3", "mistral4", "qwen2_5_vl"),
+    "qwen2_vl",
+)
+
+
+def _built_types() -> Sequence[str]:
+    """Return every type of text model that is read and that transformers has a class for."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    return [name for name in sorted({*TEXT_MODELS} - {*MULTIMODAL} - _OTHERWISE) if name in NAMES]
+
+
+def _error(model_type: str, auto: Any) -> float:
+    """Return how far the total is off that of the model that transformers builds, as a ratio."""
+    import torch
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(model_type, **_MISSING.get(model_type, {}))
+    with torch.device("meta"):
+        built = sum(each.numel() for each in auto.from_config(config).parameters())
+    content = {**config.to_dict(), "model_type": model_type}
+    counted = count_parameters(architecture_of_hf_config(content, model_type)).total
+    return float(counted / built - 1)
+
+
+@pytest.fixture(scope="module")
+def auto() -> Any:
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    return pytest.importorskip("transformers")
+
+
+@pytest.mark.slow
+def test_totals_are_those_of_the_models_that_transformers_builds(auto: Any) -> None:
+    """Norms behind halves of layers and biases of some heads, which are not counted, are small."""
+    types = _built_types()
+    errors = {each: _error(each, auto.AutoModelForCausalLM) for each in types}
+    assert {} == {each: error for each, error in errors.items() if abs(error) > _MAX_ERROR}
+    assert 101 <= len(types)
+
+
+@pytest.mark.slow
+def test_totals_of_models_that_see_are_those_that_transformers_builds(auto: Any) -> None:
+    """Heads of encoders are not counted."""
+    found = {each: _error(each, auto.AutoModelForImageTextToText) for each in _SEEING}
+    assert {} == {
+        each: error for each, error in found.items() if abs(error) > _MAX_ERROR_OF_ENCODERS
+    }
