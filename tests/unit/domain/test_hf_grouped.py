@@ -217,3 +217,30 @@ def test_layers_of_gemma_4_may_have_heads_of_their_own_by_number() -> None:
     assert [32, 64] == [mixer["head_dim"] for mixer in _mixers(model) if mixer is not None]
     with pytest.raises(InvalidRequestError, match="must name the layers of full attention"):
         _read("gemma4_text", sliding_window=512, layer_types=types * 2, per_layer_config={"3": {}})
+
+
+def test_bloom_and_mpt_have_the_published_parameters_and_turn_no_positions() -> None:
+    """Cards: 176,247 million; 30 billion. ALiBi runs inside attention."""
+    bloom = {
+        "model_type": "bloom",
+        "n_embed": 14336,
+        "n_layer": 70,
+        "n_head": 112,
+        "vocab_size": 250880,
+        "seq_length": 2048,
+    }
+    mpt = {
+        "model_type": "mpt",
+        "d_model": 7168,
+        "n_heads": 64,
+        "n_layers": 48,
+        "max_seq_len": 8192,
+        "vocab_size": 50432,
+        "attn_config": {"alibi": True, "attn_type": "multihead_attention"},
+    }
+    models = [architecture_of_hf_config(config, config["model_type"]) for config in (bloom, mpt)]
+    totals = [count_parameters(model).total / 1e9 for model in models]
+    assert pytest.approx([176.247, 30.0], rel=0.002) == totals
+    assert [0, 0] == [mixer["has_rope"] for model in models for mixer in _mixers(model) if mixer]
+    with pytest.raises(InvalidRequestError, match=r"attn_config\.alibi: only True"):
+        architecture_of_hf_config({**mpt, "attn_config": {"alibi": False}}, "mpt")

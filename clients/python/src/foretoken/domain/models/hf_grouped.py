@@ -30,7 +30,8 @@ class Grouped:
 
     `period` counts the layers to one that sees all tokens where the file lists none (0: none does;
     below 0: the first of so many does);
-    with `turns_in_windows` the others turn by position only. `qk_norm` is of attention (see its
+    with `turns_in_windows` the others turn by position only, without `turns` none does (ALiBi adds
+    to the scores inside attention's kernel). `qk_norm` is of attention (see its
     kind), for files that do not say `use_qk_norm` where `is_normed`. `biases` are the keys of the
     biases of queries, keys and values, of attention's output and of dense halves; empty: none.
     `gate` is of attention too, and all of its layers have `has_sinks`.
@@ -41,6 +42,7 @@ class Grouped:
     """
 
     period: int = 0
+    turns: bool = True
     turns_in_windows: bool = False
     qk_norm: int = 0
     is_normed: bool = True
@@ -99,7 +101,7 @@ def _mixers(family: Grouped, reader: ConfigReader) -> list[LayerPart]:
         full = full.changed(has_rope=int(not family.turns_in_windows))
         return [full if is_full else windowed for is_full in sees_all]
     reader.ignore("sliding_window")
-    turns = reader.numbers("no_rope_layers", len(sees_all)) or [1] * len(sees_all)
+    turns = reader.numbers("no_rope_layers", len(sees_all)) or [family.turns] * len(sees_all)
     reader.ignore("no_rope_layer_interval")
     return [full.changed(has_rope=int(bool(flag))) for flag in turns]
 
@@ -193,6 +195,61 @@ def _ernie(reader: ConfigReader) -> Sequence[LayerPart]:
     return [experts if layer in routed else dense for layer in range(num_layers)]
 
 
+def _mpt(reader: ConfigReader) -> Fields:
+    """Read MPT, whose halves are a multiple of its width; attention has a section of its own."""
+    attention = reader.section("attn_config")
+    for key, allowed in (("alibi", True), ("prefix_lm", False), ("qk_ln", False)):
+        attention.require(key, default=allowed, allowed=allowed)
+    attention.require("attn_type", "multihead_attention", "multihead_attention")
+    attention.ignore("alibi_bias_max", "attn_impl", "attn_pdrop", "attn_uses_sequence_id")
+    attention.ignore("clip_qkv", "softmax_scale")
+    reader.require("no_bias", default=True, allowed=True)
+    ratio = reader.optional("expansion_ratio", 4)
+    family = Grouped(
+        turns=False,
+        is_gated=False,
+        norm="layer_norm",
+        defaults={**_TIED, **_GELU, "intermediate_size": ratio * reader.integer("d_model")},
+        renamed={
+            "d_model": "hidden_size",
+            "n_heads": "num_attention_heads",
+            "n_layers": "num_hidden_layers",
+            "max_seq_len": "max_position_embeddings",
+        },
+        # Positions are ALiBi's whatever the first says.
+        ignored=(
+            *("learned_pos_emb", "embedding_fraction", "init_config", "init_device", "norm_type"),
+            "tokenizer_name",
+        ),
+    )
+    return _read(family, reader)
+
+
+def _bloom(reader: ConfigReader) -> Fields:
+    """Read BLOOM, whose halves are four times as wide; the norm of its embedding is not counted."""
+    reader.rename({"n_embed": "hidden_size", "seq_length": "max_position_embeddings"})
+    reader.require("apply_residual_connection_post_layernorm", default=False, allowed=False)
+    family = Grouped(
+        turns=False,
+        is_gated=False,
+        biases=_BIASED,
+        norm="layer_norm",
+        defaults={
+            **_TIED,
+            **_GELU,
+            "use_bias": True,
+            "intermediate_size": 4 * reader.integer("hidden_size"),
+            # What it was trained with: nothing in it depends on a sequence's length.
+            "max_position_embeddings": 2048,
+        },
+        renamed={"n_head": "num_attention_heads", "n_layer": "num_hidden_layers"},
+        ignored=("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion"),
+    )
+    reader.ignore("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv")
+    reader.ignore("unk_token_id")
+    return _read(family, reader)
+
+
 # Rotary features and limits of scores aside, what Gemma3TextConfig takes.
 _GEMMA_3 = {
     "vocab_size": 262208,
@@ -206,6 +263,7 @@ _GEMMA_3 = {
 _GEMMA_2 = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 _OF_QKV = ("attention_bias", "", "mlp_bias")
 _TIED = {"tie_word_embeddings": True}
+_GELU = {"hidden_act": "gelu"}
 _BIASED = ("use_bias", "use_bias", "use_bias")
 
 _APERTUS = Grouped(qk_norm=1, is_gated=False, ignored=("qk_norm", "post_norm"))
@@ -335,5 +393,7 @@ _FAMILIES: Mapping[str, Grouped] = {
 }
 
 GROUPED: Mapping[str, Callable[[ConfigReader], Fields]] = {
-    model_type: partial(_read, family) for model_type, family in _FAMILIES.items()
+    **{model_type: partial(_read, family) for model_type, family in _FAMILIES.items()},
+    "bloom": _bloom,
+    "mpt": _mpt,
 }

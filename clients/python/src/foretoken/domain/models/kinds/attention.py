@@ -206,8 +206,8 @@ KIND = KindSpec(
     rotary_dim=lambda d: d["has_rope"] * (d["rotary_dim"] or d["head_dim"]),
     split_heads=("num_heads",),
     approximated="chunks run as windows of half a chunk where they are served, what a query sees of"
-    " one on average; sinks, served output gates, partial rotation, norms behind halves of layers"
-    " (Gemma, GLM-4, OLMo): no time of their own",
+    " one on average; sinks, slopes of ALiBi, served output gates, partial rotation, norms behind"
+    " halves of layers (Gemma, GLM-4, OLMo): no time of their own",
     backward="Dao, FlashAttention-2, 2023, section 3.1: five products of scores for two, also in"
     " windows",
     varying=("window", "chunk", "has_rope", "has_sinks"),
