@@ -63,6 +63,7 @@ _NEW, _NEXT = {"num_seqs": 2, "num_tokens": 6}, {"num_seqs": 2, "num_tokens": 2}
 _DELTA = {"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 3, "head_v_dim": 5}
 _KDA = {"num_heads": 2, "head_dim": 3}
 _MAMBA = {"num_heads": 4, "head_dim": 3, "num_groups": 2, "state_dim": 5}
+_CHANNELS = {"channels": 4, "state_dim": 3}
 _CONV = {"channels": 8, "kernel_size": 4}
 _STREAMS = {"num_tokens": 3, "num_streams": 2, "hidden": 8}
 
@@ -154,6 +155,20 @@ SPARSE_AND_LINEAR_WORK = {
     ),
     "mamba2_decode": OperatorWork(
         dims={**_NEXT, **_MAMBA}, flops=2 * 5 * 60, moved_bytes=2 * (28 + 20) * 2 + 2 * 2 * 60 * 4
+    ),
+    # States of 3 for four channels; input, step, gate and output of each, B and C; A and D.
+    "mamba_prefill": OperatorWork(
+        dims={**_NEW, **_CHANNELS},
+        flops=6 * 7 * 12,
+        moved_bytes=(6 * 22 + 16) * 2 + 2 * 12 * 4,
+        num_weights=16,
+        saved_elements=6 * 22,
+    ),
+    "mamba_decode": OperatorWork(
+        dims={**_NEXT, **_CHANNELS},
+        flops=2 * 7 * 12,
+        moved_bytes=(2 * 22 + 16) * 2 + 2 * 2 * 12 * 4,
+        num_weights=16,
     ),
     # Three earlier tokens of eight channels are a sequence's state, in half precision.
     "causal_conv_prefill": OperatorWork(

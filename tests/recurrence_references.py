@@ -12,6 +12,7 @@ _NEXT = {"num_seqs": 3, "num_tokens": 3 * 2}
 _DELTA = {"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 8, "head_v_dim": 6}
 _KDA = {"num_heads": 2, "head_dim": 8}
 _MAMBA = {"num_heads": 4, "head_dim": 6, "num_groups": 2, "state_dim": 8}
+_CHANNELS = {"channels": 5, "state_dim": 8}
 _CONV = {"channels": 8, "kernel_size": 4}
 
 
@@ -65,6 +66,21 @@ def _selective_scan(*inputs: torch.Tensor) -> Results:
     return output, state
 
 
+def _scan_channels(*inputs: torch.Tensor) -> Results:
+    x, step, gate, into, out, log_a, skip, state = inputs
+    output, state = torch.empty_like(x), state.clone()
+    for seq in range(len(x)):
+        for token in range(x.shape[1]):
+            for channel in range(x.shape[2]):
+                width = (1 + step[seq, token, channel].exp()).log()
+                value, at = x[seq, token, channel], gate[seq, token, channel]
+                kept = (-width * log_a[channel].exp()).exp() * state[seq, channel]
+                state[seq, channel] = kept + width * value * into[seq, token]
+                read = state[seq, channel] @ out[seq, token] + skip[channel] * value
+                output[seq, token, channel] = read * at / (1 + (-at).exp())
+    return output, state
+
+
 def _conv(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor) -> Results:
     seen, width = torch.cat((state, x), dim=-1), weight.shape[-1]
     summed = sum(
@@ -109,6 +125,8 @@ RECURRENCES: Mapping[str, tuple[Mapping[str, int], Callable[..., torch.Tensor | 
     "kda_decode": ({**_NEXT, **_KDA}, _by_feature),
     "mamba2_prefill": ({**_TOKENS, **_MAMBA}, _selective_scan),
     "mamba2_decode": ({**_NEXT, **_MAMBA}, _selective_scan),
+    "mamba_prefill": ({**_TOKENS, **_CHANNELS}, _scan_channels),
+    "mamba_decode": ({**_NEXT, **_CHANNELS}, _scan_channels),
     "causal_conv_prefill": ({**_TOKENS, **_CONV}, _conv),
     "causal_conv_decode": ({**_NEXT, **_CONV}, _conv),
     "mhc_pre": ({"num_tokens": 5, "num_streams": 2, "hidden": 16, "sinkhorn_steps": 5}, _before),

@@ -130,6 +130,44 @@ def test_mamba2_keeps_a_state_of_a_request_and_nothing_of_a_token() -> None:
     assert (0, 4 * 128 * 64 * 128 + 3 * 10240 * 2) == (state.token_elements, state.request_bytes)
 
 
+def test_jamba_has_attention_in_one_of_eight_layers_and_experts_in_every_second() -> None:
+    """Jamba 1.5 Mini's card: 52 billion, 12 active; a file may list its layers as well."""
+    config = {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "attn_layer_period": 8,
+        "attn_layer_offset": 4,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "mamba_dt_rank": 256,
+        "vocab_size": 65536,
+        "max_position_embeddings": 262144,
+    }
+    model = _read("jamba", config)
+    count = count_parameters(model)
+    assert pytest.approx([52e9, 12e9], rel=0.02) == [count.total, count.active_total]
+    period = "mamba-mlp mamba-experts mamba-mlp mamba-experts full-mlp mamba-experts"
+    assert f"4*({period} mamba-mlp mamba-experts)" == model.pattern
+    mamba = model.layers[0].mixer
+    assert mamba is not None
+    # 8,192 channels of 16 in 32 bits, three inputs of each in 16; split over ranks.
+    whole = 8192 * 16 * 4 + 8192 * 3 * 2
+    assert [whole, whole / 4] == [state_of(mamba, tp).request_bytes for tp in (1, 4)]
+    dense = _read("jamba", {**config, "num_experts": 1})
+    assert {"mamba-mlp", "full-mlp"} == {layer.name for layer in dense.layers}
+
+
+def test_falcon_mamba_has_the_published_parameters() -> None:
+    config = {"hidden_size": 4096, "num_hidden_layers": 64, "vocab_size": 65024, "state_size": 16}
+    model = _read("falcon_mamba", {**config, "tie_word_embeddings": False})
+    assert pytest.approx(7.27e9, rel=0.001) == count_parameters(model).total
+
+
 def test_falcon_40b_has_the_published_parameters_and_8_heads_of_keys() -> None:
     config = {
         "hidden_size": 8192,

@@ -79,6 +79,7 @@ _PARTS: Mapping[str, Mapping[str, int]] = {
     },
     "kda": {"num_heads": 32, "head_dim": 128, "has_full_gate": 1},
     "latent": {**_LATENT, "has_gate": 1, "has_rope": 0},
+    "mamba": {"channels": 8192, "step_rank": 256, "norm": 2},
     "mamba2": {"num_heads": 128, "head_dim": 64, "state_dim": 128, "num_groups": 8},
     "mlp": {"intermediate": 16384, "is_gated": 0},
     "short_conv": {"channels": 4096, "conv_kernel": 3},
@@ -131,6 +132,18 @@ def test_lowering_holds_the_weights_that_are_counted(name: str) -> None:
     assert pytest.approx(count_parameters(model).total, rel=2e-3) == lowered
 
 
+def test_ranks_of_mamba_sum_steps_and_states_before_the_output() -> None:
+    nodes = _lower(_model("mamba"), tp=4)
+    rows = next(node.dims["m"] for node in nodes if node.role == "recurrent_x_proj")
+    summed = [node for node in nodes if node.operator == "all_reduce" and node.layers]
+    assert [2 * rows * (256 + 2 * 16), 2 * rows * 4096] == [
+        node.dims["message_bytes"] for node in summed
+    ]
+    scans = [node for node in nodes if node.operator in ("mamba_prefill", "mamba_decode")]
+    assert [8192 // 4] * len(scans) == [node.dims["channels"] for node in scans]
+    assert scans
+
+
 @pytest.mark.parametrize(("is_full", "num_columns"), [(0, 3), (1, 5)])
 def test_full_gates_of_delta_attention_are_columns_of_one_product(
     is_full: int, num_columns: int
@@ -157,10 +170,10 @@ def test_every_call_has_the_dimensions_of_its_operator(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(_PARTS))
 def test_ranks_sum_up_what_they_split(name: str) -> None:
-    """Every half of a layer ends in one sum over the ranks, modules included."""
+    """Every half of a layer ends in one sum over the ranks, modules included; Mamba has two."""
     nodes = _lower(_model(name, pattern=f"3*{name}"), tp=8)
     sums = [node for node in nodes if node.operator == "all_reduce" and node.layers]
-    assert [(0, 1, 2)] == [tuple(node.layers) for node in sums]
+    assert [(0, 1, 2)] * (1 + (name == "mamba")) == [tuple(node.layers) for node in sums]
 
 
 @pytest.mark.parametrize("name", sorted(_PARTS))

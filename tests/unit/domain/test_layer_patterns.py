@@ -121,7 +121,7 @@ def test_layers_that_contradict_are_refused(changes: dict[str, object], field: s
 
 def test_a_kind_checks_its_dimensions() -> None:
     with pytest.raises(UnknownPluginError, match="mamba2"):
-        LayerPart(kind="mamba", dims={})
+        LayerPart(kind="mamba3", dims={})
     with pytest.raises(InvalidRequestError) as caught:
         LayerPart(kind="mlp", dims={"width": 4})
     assert ["width", "intermediate"] == [violation.field for violation in caught.value.violations]

@@ -5,6 +5,7 @@ Source: the configuration and modelling files of these models in transformers 5.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from foretoken.domain.models.hf_decoders import Fields, prediction_heads
 from foretoken.domain.models.hf_parts import (
@@ -40,6 +41,24 @@ def read_mamba2(reader: ConfigReader) -> LayerPart:
             "num_groups": reader.optional("mamba_n_groups", 1),
             "conv_kernel": reader.integer("mamba_d_conv"),
             "has_bias": int(reader.flag("mamba_proj_bias", default=False)),
+        },
+    )
+
+
+def read_mamba(reader: ConfigReader, norm: int) -> LayerPart:
+    """Return the Mamba of files that name its dimensions as Jamba does."""
+    hidden = reader.integer("hidden_size")
+    rank = reader.get("mamba_dt_rank")
+    reader.require("mamba_conv_bias", default=True, allowed=True)
+    return LayerPart(
+        kind="mamba",
+        dims={
+            "channels": hidden * reader.optional("mamba_expand", 2),
+            "state_dim": reader.optional("mamba_d_state", 16),
+            "step_rank": rank if isinstance(rank, int) else -(-hidden // 16),
+            "conv_kernel": reader.optional("mamba_d_conv", 4),
+            "has_bias": int(reader.flag("mamba_proj_bias", default=False)),
+            "norm": norm,
         },
     )
 
@@ -123,13 +142,59 @@ def _types(reader: ConfigReader, num_layers: int, known: Sequence[str]) -> Seque
     return types or [known[-1]] * num_layers
 
 
+# What Mamba's and Mamba2's own files call dimensions that those of hybrids have.
+_PURE = {
+    "conv_kernel": "mamba_d_conv",
+    "expand": "mamba_expand",
+    "state_size": "mamba_d_state",
+    "time_step_rank": "mamba_dt_rank",
+    "use_bias": "mamba_proj_bias",
+    "use_conv_bias": "mamba_conv_bias",
+}
+
+
+def _pure_mamba(norm: int, reader: ConfigReader) -> Fields:
+    """Read Mamba and Falcon-Mamba, whose layers have neither attention nor feed-forward halves."""
+    reader.rename(_PURE)
+    # What says dimensions again, how steps are initialised, and which of its kernels it takes.
+    reader.ignore("d_inner", "d_model", "intermediate_size", "layer_types", "n_layer", "ssm_cfg")
+    reader.ignore("fused_add_norm", "mixer_rms_eps", "pad_vocab_size_multiple", "rms_norm")
+    reader.ignore("time_step_init_scheme", "time_step_scale", "use_associative_scan")
+    reader.ignore("use_mambapy")
+    reader.assume({"max_position_embeddings": _ANY_LENGTH, "tie_word_embeddings": True})
+    layers: list[Halves] = [(read_mamba(reader, norm), None)]
+    return {**read_trunk(reader), **compose(layers * reader.integer("num_hidden_layers"))}
+
+
+def _jamba(reader: ConfigReader) -> Fields:
+    """Read Jamba: Mamba, and attention without positions in every n-th layer, some with experts."""
+    num_layers = reader.integer("num_hidden_layers")
+    reader.ignore("layer_types", "layers_block_type", "use_associative_scan", "use_mambapy")
+    reader.ignore("num_experts_per_tok")
+    mixers = _alternate(reader, "attn", read_mamba(reader, 2), read_attention(reader, has_rope=0))
+    width = reader.integer("intermediate_size")
+    dense = experts = mlp_of(width)
+    if reader.optional("num_experts", 16) > 1:
+        experts = read_experts(reader, intermediate=width)
+    halves = _alternate(reader, "expert", dense, experts)
+    layers = [(mixers(place), halves(place)) for place in range(num_layers)]
+    return {**read_trunk(reader), **compose(layers)}
+
+
+def _alternate(
+    reader: ConfigReader, name: str, most: LayerPart, other: LayerPart
+) -> Callable[[int], LayerPart]:
+    """Return which half a layer has: the other one in every n-th, from one on."""
+    period = max(reader.optional(f"{name}_layer_period", 8 if name == "attn" else 2), 1)
+    offset = reader.optional(f"{name}_layer_offset", 4 if name == "attn" else 1)
+    return lambda place: other if place % period == offset else most
+
+
 def _pure_mamba2(reader: ConfigReader) -> Fields:
     """Read Mamba2, whose layers have no attention and no feed-forward half."""
     reader.rename({"num_heads": "mamba_n_heads", "head_dim": "mamba_d_head"})
-    reader.rename({"n_groups": "mamba_n_groups", "state_size": "mamba_d_state"})
-    reader.rename({"conv_kernel": "mamba_d_conv", "use_bias": "mamba_proj_bias"})
-    reader.rename({"use_conv_bias": "mamba_conv_bias", "chunk_size": "mamba_chunk_size"})
-    reader.ignore("expand", "rms_norm")
+    reader.rename({**_PURE, "n_groups": "mamba_n_groups", "chunk_size": "mamba_chunk_size"})
+    reader.ignore("mamba_dt_rank", "mamba_expand", "rms_norm")
     # Nothing of it depends on how long a sequence is.
     reader.assume({"max_position_embeddings": _ANY_LENGTH})
     layers: list[Halves] = [(read_mamba2(reader), None)] * reader.integer("num_hidden_layers")
@@ -243,10 +308,13 @@ HYBRIDS: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "bailing_hybrid": _bailing_hybrid,
     "bamba": _bamba,
     "falcon_h1": _falcon_h1,
+    "falcon_mamba": partial(_pure_mamba, 1),
+    "jamba": _jamba,
     "lara_mini": _lara,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2,
     "lfm3": _lfm2,
+    "mamba": partial(_pure_mamba, 0),
     "mamba2": _pure_mamba2,
     "olmo_hybrid": _olmo_hybrid,
 }

@@ -134,7 +134,7 @@ def _split(node: OperatorNode, rank: RankContext, has_loss: bool) -> Iterator[Op
         or node.operator == "moe_experts"
         or (node.partition is Partition.VOCAB and node.section is Section.EMBEDDING)
     ):
-        width = node.dims.get("hidden", rank.model.hidden)
+        width = node.dims.get("n", node.dims.get("hidden", rank.model.hidden))
         message_bytes = node.written_dtype.bytes_of(rows * width)
         yield _collective(node, rank, "all_reduce", message_bytes)
     elif node.role == "loss":
