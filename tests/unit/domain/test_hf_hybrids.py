@@ -168,6 +168,35 @@ def test_falcon_mamba_has_the_published_parameters() -> None:
     assert pytest.approx(7.27e9, rel=0.001) == count_parameters(model).total
 
 
+def test_minimax_text_01_has_full_attention_in_every_eighth_layer() -> None:
+    """Its card: 456 billion, 45.9 active without embeddings."""
+    config = {
+        "hidden_size": 6144,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attn_type_list": [*[0] * 7, 1] * 10,
+        "layernorm_linear_attention_alpha": 3.5,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 2,
+        "rotary_dim": 64,
+        "shared_intermediate_size": 0,
+        "vocab_size": 200064,
+        "max_position_embeddings": 10240000,
+    }
+    model = _read("minimax_text_01", config)
+    count = count_parameters(model)
+    active = count.active_total - count.embedding - count.lm_head
+    assert pytest.approx([456e9, 45.9e9], rel=0.002) == [count.total, active]
+    assert "10*(7*lightning-experts full-experts)" == model.pattern
+    lightning = model.layers[0].mixer
+    assert lightning is not None
+    # 64 heads of 128 x 128 in 32 bits.
+    assert [4 * 2**20, 2**19] == [state_of(lightning, tp).request_bytes for tp in (1, 8)]
+
+
 def test_falcon_40b_has_the_published_parameters_and_8_heads_of_keys() -> None:
     config = {
         "hidden_size": 8192,

@@ -79,6 +79,7 @@ _PARTS: Mapping[str, Mapping[str, int]] = {
     },
     "kda": {"num_heads": 32, "head_dim": 128, "has_full_gate": 1},
     "latent": {**_LATENT, "has_gate": 1, "has_rope": 0},
+    "lightning": {"num_heads": 64, "head_dim": 128},
     "mamba": {"channels": 8192, "step_rank": 256, "norm": 2},
     "mamba2": {"num_heads": 128, "head_dim": 64, "state_dim": 128, "num_groups": 8},
     "mlp": {"intermediate": 16384, "is_gated": 0},

@@ -201,6 +201,37 @@ def _pure_mamba2(reader: ConfigReader) -> Fields:
     return {**read_trunk(reader), **compose(layers)}
 
 
+# What MiniMax-Text-01's files scale the residual stream and halves of layers by.
+_RESIDUAL_FACTORS = tuple(
+    name.format(factor)
+    for name in (
+        *("full_attn_{}_factor", "linear_attn_{}_factor", "mlp_{}_factor"),
+        *("layernorm_full_attention_{}", "layernorm_linear_attention_{}", "layernorm_mlp_{}"),
+    )
+    for factor in ("alpha", "beta")
+)
+
+
+def _minimax(reader: ConfigReader) -> Fields:
+    """Read MiniMax-Text-01 and M1: lightning attention, all of it in some layers, and experts."""
+    num_layers = reader.integer("num_hidden_layers")
+    reader.ignore("block_size", "postnorm", "shared_moe_mode", *_RESIDUAL_FACTORS)
+    full = read_attention(reader)
+    dims = {name: full[name] for name in ("num_heads", "head_dim")}
+    lightning = LayerPart(kind="lightning", dims=dims)
+    flags = reader.numbers("attn_type_list", num_layers)
+    if flags is None:
+        types = _types(reader, num_layers, ("linear_attention", "full_attention"))
+        flags = [int(kind == "full_attention") for kind in types]
+    experts = read_experts(
+        reader,
+        intermediate=reader.integer("intermediate_size"),
+        shared_intermediate=reader.optional("shared_intermediate_size", 0),
+    )
+    mixers = [full if flag else lightning for flag in flags]
+    return {**read_trunk(reader), **compose([(mixer, experts) for mixer in mixers])}
+
+
 def _bailing_hybrid(reader: ConfigReader) -> Fields:
     """Read Ling's hybrids: delta attention with full gates, and latent attention every so often.
 
@@ -316,5 +347,8 @@ HYBRIDS: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "lfm3": _lfm2,
     "mamba": partial(_pure_mamba, 0),
     "mamba2": _pure_mamba2,
+    "minimax": _minimax,
+    "minimax_m1": _minimax,
+    "minimax_text_01": _minimax,
     "olmo_hybrid": _olmo_hybrid,
 }

@@ -16,6 +16,7 @@ _WORDS = {
     "block_sparse": "blocks",
     "gated_delta": "delta",
     "kda": "kda",
+    "lightning": "lightning",
     "mamba": "mamba",
     "mamba2": "mamba",
     "short_conv": "conv",
