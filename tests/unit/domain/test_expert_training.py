@@ -113,6 +113,29 @@ def test_tokens_sent_once_go_to_each_rank_of_a_node_and_to_each_other_node() -> 
         assert {"moe_permute", "moe_unpermute"}.isdisjoint(nodes)
 
 
+def test_tokens_sent_once_wait_for_what_a_device_passes_on_inside_its_node() -> None:
+    """Of 128 experts 8: 6.5 of 16 ranks pass a token on that came to half of two nodes."""
+    model = find_model("qwen3-30b-a3b")
+    rank = _rank(model, dp=16, ep=16)
+    rules = {"sends_tokens_once": True, "forward_ratio": 3.0}
+    slow = _lower(rank, _options(rules))["moe_dispatch_all_to_all"]
+    assert (8, 2) == (slow.dims["devices_per_node"], slow.dims["num_nodes"])
+    ranks = 16 * (1 - math.comb(120, 8) / math.comb(128, 8))
+    nodes = 2 * (1 - math.comb(64, 8) / math.comb(128, 8))
+    assert pytest.approx(ranks / (3 * nodes / 2)) == slow.share
+    # A limit of nodes limits ranks, ports that carry more or one node wait for nothing else.
+    limited = _lower(rank, _options({**rules, "nodes_per_token": 1}))["moe_dispatch_all_to_all"]
+    fewer = 8 * (1 - math.comb(56, 8) / math.comb(64, 8))
+    assert pytest.approx(fewer / (3 * 1 / 2)) == limited.share
+    for free, dp in (
+        (rules | {"forward_ratio": 0.0}, 16),
+        ({"forward_ratio": 3.0}, 16),
+        (rules, 8),
+    ):
+        every = _lower(_rank(model, dp=dp, ep=dp), _options(free))
+        assert 1.0 == every["moe_dispatch_all_to_all"].share
+
+
 def test_tokens_sent_once_are_copied_for_each_expert_where_they_arrive() -> None:
     """Even where a rank has one expert alone."""
     every, once = (

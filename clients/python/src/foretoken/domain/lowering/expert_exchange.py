@@ -115,6 +115,7 @@ class _Spread:
     ) -> None:
         rank = lowering.rank
         self._part, self._kernel = part, kernel
+        self._routing = ExpertRouting(top_k=part["top_k"], num_experts=part["num_experts"])
         self._hidden = part["latent"] or rank.model.hidden
         self._mesh = expert_mesh(rank.layout, training.expert_tp)
         self._trainer = training.trainer
@@ -128,18 +129,32 @@ class _Spread:
         self._is_dropped = has_copies and not self._is_summed
         self._num_own = num_tokens if self._is_summed else num_tokens // rank.layout.tp
         self._num_pairs, self._load_ratio = self._load(lowering)
-        self._num_copies = self._count_copies()
+        self._num_copies = self._count_copies(self._experts.dims["num_nodes"])
+        self._slowness = self._count_slowness()
 
-    def _count_copies(self) -> float:
+    def _count_copies(self, num_nodes: int) -> float:
         """Return how often a token is sent, to its own rank or node too."""
-        part, num_nodes = self._part, self._experts.dims["num_nodes"]
+        part = self._part
         if not self._trainer.sends_tokens_once:
             return part["top_k"]
-        routing = ExpertRouting(top_k=part["top_k"], num_experts=part["num_experts"])
         if num_nodes == 1:
-            return count_places(routing, self._mesh.ep, reached_places(part, self._mesh.ep))
+            return self._count_ranks(reached_places(part, self._mesh.ep))
         most = self._trainer.nodes_per_token or reached_places(part, num_nodes)
-        return count_places(routing, num_nodes, most)
+        return count_places(self._routing, num_nodes, most)
+
+    def _count_ranks(self, most: int) -> float:
+        """Return on how many ranks the experts of a token are, of `most` there may be."""
+        return count_places(self._routing, self._mesh.ep, most)
+
+    def _count_slowness(self) -> float:
+        """Return how much longer tokens take that came once and are passed on inside the node."""
+        num_nodes, per_node = (self._experts.dims[n] for n in ("num_nodes", "devices_per_node"))
+        ratio = self._trainer.forward_ratio
+        if not (self._is_sent_once and ratio and num_nodes > 1):
+            return 1.0
+        most = self._trainer.nodes_per_token * per_node or reached_places(self._part, self._mesh.ep)
+        received = self._num_copies * (num_nodes - 1) / num_nodes
+        return max(1.0, self._count_ranks(most) / (ratio * received))
 
     def _load(self, lowering: Lowering) -> tuple[Quantity, float]:
         """Return the pairs that the busiest rank computes, and how many that is over the mean."""
@@ -240,7 +255,8 @@ class _Spread:
         # The busiest rank ends last: it receives, or sends back, more than its own.
         num_sent = larger(rounded(self._num_own * self._num_copies * self._load_ratio), 1)
         message_bytes = dtype.bytes_of(num_sent * self._hidden)
-        return self._experts.collective(node, role, "all_to_all", message_bytes)
+        exchange = self._experts.collective(node, role, "all_to_all", message_bytes)
+        return dataclasses.replace(exchange, share=self._slowness)
 
     def _of_pairs(self, node: OperatorNode, role: str, operator: str) -> OperatorNode:
         message_bytes = node.written_dtype.bytes_of(self._num_pairs * self._hidden)
