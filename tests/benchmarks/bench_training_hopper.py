@@ -1,24 +1,24 @@
 """Training throughput on H100, H800 and B200 compared with published figures.
 
-Run: python tests/benchmarks/bench_training_hopper.py --home FOLDER
+Run: python tests/benchmarks/bench_training_hopper.py [--home FOLDER]
 
-FOLDER has the predictor of `foretoken train`. `hopper_steps.yaml` has every published run as a
-scenario, with its source; nothing in it or in the models is fitted to these figures. Prints, row by
-row and by source, tokens a second and GPU, the error, and whether the scenario is predicted to fit:
-what was run did. Models with experts are summed up apart.
+The operators are the starter's, as in a new installation, or those of FOLDER. `hopper_steps.yaml`
+has every published run as a scenario, with its source; nothing in it or in the models is fitted to
+these figures. Prints, row by row and by source, tokens a second and GPU, the error, and whether the
+scenario is predicted to fit: what was run did. Models with experts are summed up apart.
 """
 
 import argparse
 import statistics
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trained_predictor import trained_predictor
-
+import foretoken
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain.plugins import read_yaml
 from foretoken.domain.ports import PredictorPort
@@ -26,7 +26,6 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.step import simulate_training
 
 _ROWS = Path(__file__).with_name("hopper_steps.yaml")
-_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +45,15 @@ class _Published:
 def main() -> None:
     """Print the error of every row, and of each kind of model."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", type=Path, help="folder with a trained predictor")
+    parser.add_argument("--home", default="", help="folder of `foretoken train`")
     options = parser.parse_args()
-    if options.home is None and not _DATA.exists():
-        sys.stdout.write("skipped: no measurements to train on; give --home FOLDER\n")
-        return
     errors: dict[str, list[float]] = defaultdict(list)
-    with trained_predictor(_DATA, options.home) as predictor:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        foretoken.open(options.home or scratch) as services,
+    ):
         for row in _read_rows():
-            error = _tell(row, predictor)
+            error = _tell(row, services.predictor)
             errors[row.source].append(error)
             has_experts = row.scenario.model.moe is not None
             errors["with experts" if has_experts else "dense"].append(error)
