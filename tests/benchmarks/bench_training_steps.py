@@ -208,6 +208,18 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/qwen3/workload_base_configs.py of
     # 25.11: no other dispatcher than all-to-all, which later ones name for Qwen3 235B on B200.
     "br-25.11-qwen": {"sends_tokens_once": "false"},
+    # NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-expert-parallel-overlap/SKILL.md and
+    # docs/training/moe-optimization.md: without moe_permute_fusion.
+    "br-qwen30-bf16-a2a": {"fuses_permutation": "false"},
+    "mem-qwen30-a2a": {"fuses_permutation": "false"},
+    # alibaba/Pai-Megatron-Patch, examples/qwen3: run_mcore_qwen3.sh has no --moe-permute-fusion and
+    # hides gradients and parameters; its README has FlashAttention, 3 only if one installs it.
+    "pai-qwen30": {
+        "fuses_permutation": "false",
+        "overlaps_gradient_reduction": "true",
+        "overlaps_parameter_gather": "true",
+        "attention_library": "flash_2",
+    },
     # NVIDIA-NeMo/Megatron-Bridge, examples/model_verification_cards/qwen3-30b-a3b/card.yaml: graphs
     # of whole steps.
     "card-qwen30": {"launch_us": "0", "expert_call_us": "0", "waits_for_counts": "false"},

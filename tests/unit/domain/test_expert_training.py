@@ -146,6 +146,17 @@ def test_tokens_sent_once_are_copied_for_each_expert_where_they_arrive() -> None
     assert 2 * _TOKENS == once["moe_sort"].dims["num_tokens"]
 
 
+def test_rows_that_are_added_up_by_index_take_ten_times_as_long() -> None:
+    """Those of experts' outputs, and backward those of the gradients of a token's copies."""
+    for is_fused, slow in ((True, 1.0), (False, 10.0)):
+        options = _options({"fuses_permutation": is_fused})
+        nodes = _lower(_rank(dp=4, ep=4), options) | _backward(_rank(dp=4, ep=4), options)
+        shares = [nodes[f"moe_{name}"].share for name in ("unpermute", "permute_backward")]
+        assert [slow] * 2 == shares
+        gathers = [nodes[f"moe_{name}"].share for name in ("permute", "unpermute_backward")]
+        assert [1.0] * 2 == gathers
+
+
 def test_a_token_goes_to_no_more_nodes_than_its_router_lets_it() -> None:
     """To at most four of eight nodes, 32 experts each: 4 (1 - C(96, 8) / C(128, 8)) = 3.63."""
     model = dataclasses.replace(find_model("deepseek-v3"), num_layers=5)

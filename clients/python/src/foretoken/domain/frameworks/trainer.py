@@ -114,12 +114,13 @@ class TrainerProfile:
     activation of a gated MLP and its product with the other half are two kernels, and the
     weights of both halves two tensors. Unless `fuses_bias_activation`, the bias of an MLP and
     its activation are two, and unless `fuses_residual` so are bias, dropout and the addition to
-    the residual stream. Activations are
-    dropped out with `has_dropout`, and by kernels laid out anew with `has_copy_kernels` (the
-    attention's output, the gradients of the parts of a fused projection). With `has_mlp_bias` MLPs
-    without a gate have biases whatever the model says. Parallel branches of a layer have a norm
-    each with `has_branch_norms`; with `sums_branches_first` tensor parallelism reduces their sum,
-    not each. `casts_logits` makes fp32 logits by a kernel before the loss.
+    the residual stream. Unless `fuses_permutation`, rows of tokens are added up by index, which is
+    slower than one kernel. Activations are dropped out with `has_dropout`, and by kernels laid out
+    anew with `has_copy_kernels` (the attention's output, the gradients of the parts of a fused
+    projection). With `has_mlp_bias` MLPs without a gate have biases whatever the model says.
+    Parallel branches of a layer have a norm each with `has_branch_norms`; with
+    `sums_branches_first` tensor parallelism reduces their sum, not each. `casts_logits` makes
+    fp32 logits by a kernel before the loss.
 
     Step: before data-parallel ranks add gradients up, `checks_gradients` takes the norm of a rank's
     own to find what is no number, and `scales_gradients` multiplies them by one over the number of
@@ -197,6 +198,7 @@ class TrainerProfile:
     fuses_gate: bool = True
     fuses_bias_activation: bool = True
     fuses_residual: bool = True
+    fuses_permutation: bool = True
     has_dropout: bool = False
     has_copy_kernels: bool = False
     has_mlp_bias: bool = False

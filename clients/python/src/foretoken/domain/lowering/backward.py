@@ -14,7 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.lowering.communication import overlapped_with
-from foretoken.domain.lowering.expert_layer import backward_of_grouped_gemm
+from foretoken.domain.lowering.expert_layer import (
+    backward_of_grouped_gemm,
+    backward_of_permutation,
+)
 from foretoken.domain.lowering.graph import OperatorNode, Overlap, Partition, Section
 from foretoken.domain.lowering.options import LoweringOptions, TrainingOptions
 from foretoken.domain.measurements.estimate import DType, Phase
@@ -40,6 +43,7 @@ _GATHERED_INPUT = "_input_all_gather"
 _GATHERED_WEIGHT = "_weight_all_gather"
 _COLUMNS = (Partition.COLUMN, Partition.QKV)
 _GEMMS = ("gemm", "grouped_gemm")
+_PERMUTATIONS = ("moe_permute", "moe_unpermute")
 
 
 def input_width(gemm: OperatorNode, nodes: Sequence[OperatorNode]) -> Quantity:
@@ -223,6 +227,8 @@ def _kernel_backward(node: OperatorNode, trainer: TrainerProfile) -> Iterator[Op
     has_weights = bool(spec.num_weights(node.dims))
     if node.operator == "grouped_gemm":
         yield from backward_of_grouped_gemm(node)
+    elif node.operator in _PERMUTATIONS:
+        yield backward_of_permutation(node, trainer)
     elif spec.backward_work_ratio > 0:
         yield dataclasses.replace(node, role=f"{node.role}_backward", phase=Phase.BACKWARD)
     elif has_weights:

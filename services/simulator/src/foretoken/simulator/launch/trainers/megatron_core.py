@@ -161,7 +161,7 @@ def _write_expert_layers(run: LaunchedRun) -> Options:
         "moe-shared-expert-intermediate-size": shared or None,
         "moe-layer-freq": pattern if num_dense else None,
         "moe-grouped-gemm": True,
-        "moe-permute-fusion": True,
+        "moe-permute-fusion": run.rules.fuses_permutation,
         "moe-router-load-balancing-type": "aux_loss",
         "moe-aux-loss-coeff": _BALANCE_LOSS,
         **_token_exchange(run),
