@@ -220,9 +220,16 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
         "overlaps_parameter_gather": "true",
         "attention_library": "flash_2",
     },
-    # NVIDIA-NeMo/Megatron-Bridge, examples/model_verification_cards/qwen3-30b-a3b/card.yaml: graphs
-    # of whole steps.
-    "card-qwen30": {"launch_us": "0", "expert_call_us": "0", "waits_for_counts": "false"},
+    # NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes/qwen (gb200/qwen3_moe.py and
+    # common.py, _enable_hybridep_full_iteration_mxfp8): graphs of whole steps, whose exchanges of
+    # experts are overlapped.
+    "card-qwen": {
+        "launch_us": "0",
+        "module_call_us": "0",
+        "expert_call_us": "0",
+        "waits_for_counts": "false",
+        "overlaps_expert_exchange": "true",
+    },
     # NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama/llama3_llm_finetune.py
     # (disable_parameter_transpose_cache).
     "mem-llama70b": {"caches_weight_copies": "false"},
