@@ -44,10 +44,15 @@ def code_column(column: pa.ChunkedArray) -> Coded:
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.unify_dictionaries().combine_chunks()
     values = coded.dictionary.to_pylist()
-    # In as few bytes as hold them: a review has nine such columns of a million rows.
-    kind = np.int8 if len(values) < _INT8_MAX else np.int32
-    codes = coded.indices.fill_null(len(values)).to_numpy().astype(kind)
+    codes = narrow_codes(coded.indices.fill_null(len(values)).to_numpy(), len(values) + 1)
     return Coded(codes, (*values, None) if coded.null_count else tuple(values))
+
+
+def narrow_codes(
+    codes: npt.NDArray[np.signedinteger[Any]], num_values: int
+) -> npt.NDArray[np.signedinteger[Any]]:
+    """Return codes of so many values in few bytes: a review has nine columns of a million rows."""
+    return codes.astype(np.int8 if num_values <= _INT8_MAX else np.int32)
 
 
 def split_by_code(

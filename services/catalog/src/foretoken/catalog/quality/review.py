@@ -19,9 +19,9 @@ from foretoken.catalog.quality.stored_row import (
     SUBJECT,
     ReviewGroup,
     StoredRows,
-    devices_with_backward,
     find_groups,
     find_groups_of_runs,
+    groups_with_backward,
     load_rows,
 )
 from foretoken.catalog.quality.test_definition import Judges, all_tests
@@ -351,7 +351,6 @@ def _phase_ratios(cursor: duckdb.DuckDBPyConnection, operator: str) -> Mapping[s
     """Return by device how much longer the backward pass takes, where both were measured."""
     if not find_operator(operator).backward_work_ratio:
         return {}
-    devices = devices_with_backward(cursor, operator)
-    loaded = {d: load_rows(cursor, ReviewGroup(operator, d, 0), {}).rows for d in devices}
-    ratios = {device: phase_ratio(rows) for device, rows in loaded.items()}
+    groups = groups_with_backward(cursor, operator)
+    ratios = {group.device: phase_ratio(load_rows(cursor, group, {}).rows) for group in groups}
     return {device: ratio for device, ratio in ratios.items() if ratio is not None}

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from foretoken.catalog.dims import DIM_COLUMNS, Columns, Floats, Indices, Mask
 from foretoken.catalog.quality.bound import Subject, bounds_of
-from foretoken.catalog.quality.flag import Coded, code_columns, split_by_code
+from foretoken.catalog.quality.flag import Coded, narrow_codes, split_by_code
 from foretoken.catalog.quality.ingest import IMPOSSIBLE
 from foretoken.domain.measurements.measurement import CheckRequest
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
 # Rows are comparable in every detail when these agree; operator and device do already.
 ALIKE = ("topology", "dtype", "phase", "framework", "framework_version", "kernel", "variant")
@@ -207,13 +207,13 @@ def _fetch_groups(
     return tuple(ReviewGroup(*row) for row in cursor.execute(query, values).fetchall())
 
 
-def devices_with_backward(cursor: duckdb.DuckDBPyConnection, operator: str) -> list[str]:
-    """Return the devices on which the backward pass of an operator was measured."""
-    query = f"""
-        WITH readable AS ({READABLE})
-        SELECT DISTINCT device FROM readable WHERE operator = ? AND phase = 'backward' ORDER BY ALL
-    """  # noqa: S608 - values are bound
-    return [device for (device,) in cursor.execute(query, [operator]).fetchall()]
+def groups_with_backward(
+    cursor: duckdb.DuckDBPyConnection, operator: str
+) -> tuple[ReviewGroup, ...]:
+    """Return the groups of the devices on which an operator's backward pass was measured."""
+    devices = "SELECT device FROM readable WHERE operator = ? AND phase = 'backward'"
+    condition = f"operator = ? AND device IN ({devices})"
+    return _fetch_groups(cursor, condition, [operator, operator])
 
 
 def load_rows(
@@ -231,44 +231,69 @@ def load_rows(
             AND (coalesce(len(flags), 0) = 0 OR {_IS_IMPOSSIBLE})
     """  # noqa: S608 - values are bound
     reader = cursor.sql(query, params=[group.operator, group.device]).to_arrow_reader(_PIECE_ROWS)
-    # An empty piece first: it has the columns where nothing is selected.
-    none = pa.RecordBatch.from_pylist([], reader.schema)
-    table = pa.Table.from_batches([_with_codes(piece) for piece in (none, *reader)])
-    unordered = code_columns(table, TABLE)
+    read = _Read(reader.schema, group.num_rows)
+    for piece in reader:
+        read.add(piece)
+    unordered = {name: read.code(name) for name in TABLE}
     # Tables one after the other, so that most splits copy nothing.
     order = np.lexsort([unordered[name].codes for name in reversed(TABLE)])
     coded = {name: Coded(column.codes[order], column.values) for name, column in unordered.items()}
     del unordered
-    table = table.drop_columns(list(TABLE))
-
-    def read(name: str) -> npt.NDArray[Any]:
-        return np.asarray(table.column(name).to_numpy()[order])
-
-    dims = {name: read(place) for name, place in zip(spec.dim_names, places, strict=True)}
+    dims = {
+        name: read.take(place, order) for name, place in zip(spec.dim_names, places, strict=True)
+    }
     work_us, floor_us = bound_rows(spec, group.device, dims, coded)
     rows = StoredRows(
         spec=spec,
         device=group.device,
         columns=dims,
         coded=coded,
-        latency_us=read("latency_us_median"),
+        latency_us=read.take("latency_us_median", order),
         work_us=work_us,
         floor_us=floor_us,
-        is_impossible=read("is_impossible"),
+        is_impossible=read.take("is_impossible", order),
         peer_ratios=peer_ratios,
     )
-    return LoadedRows(rows, read("batch_number"), read("row_index"))
+    return LoadedRows(rows, read.take("batch_number", order), read.take("row_index", order))
 
 
-def _with_codes(piece: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with their text as codes, and nothing of what DuckDB handed out.
+class _Read:
+    """Rows as DuckDB hands them out, in columns that are made once; text as codes.
 
-    A single column of that keeps all of them in memory, the text as well.
+    What it hands out is copied: a single column of that keeps all of them in memory. Pieces that
+    are joined later take the room twice.
     """
-    columns = {
-        name: column.dictionary_encode()
-        if name in TABLE
-        else pa.array(column.to_numpy(zero_copy_only=False).copy())
-        for name, column in zip(piece.schema.names, piece.columns, strict=True)
-    }
-    return pa.RecordBatch.from_pydict(columns)
+
+    def __init__(self, schema: pa.Schema, num_rows: int) -> None:
+        """Make room for about so many rows."""
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            field.name: np.empty(
+                num_rows, np.int32 if field.name in TABLE else field.type.to_pandas_dtype()
+            )
+            for field in schema
+        }
+        self._codes: dict[str, dict[str | None, int]] = {name: {} for name in TABLE}
+        self._num_rows = 0
+
+    def add(self, piece: pa.RecordBatch) -> None:
+        """Copy more rows."""
+        start, self._num_rows = self._num_rows, self._num_rows + piece.num_rows
+        for name, column in self._columns.items():
+            if self._num_rows > len(column):
+                column.resize(self._num_rows, refcheck=False)
+            values = piece.column(name)
+            if name in TABLE:
+                known, coded = self._codes[name], values.dictionary_encode("encode")
+                codes = [known.setdefault(v, len(known)) for v in coded.dictionary.to_pylist()]
+                column[start : self._num_rows] = np.array(codes)[coded.indices.to_numpy()]
+            else:
+                column[start : self._num_rows] = values.to_numpy(zero_copy_only=False)
+
+    def code(self, name: str) -> Coded:
+        """Give up a column of text."""
+        values = tuple(self._codes[name])
+        return Coded(narrow_codes(self._columns.pop(name)[: self._num_rows], len(values)), values)
+
+    def take(self, name: str, order: Indices) -> npt.NDArray[Any]:
+        """Give up a column of numbers, its rows in this order."""
+        return np.asarray(self._columns.pop(name)[order])
