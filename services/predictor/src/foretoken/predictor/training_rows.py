@@ -294,13 +294,17 @@ def group_rows(table: pa.Table) -> Iterable[tuple[SeriesKey, pa.Table]]:
     """Yield the usable rows of each set of circumstances that has operator and device files."""
     if not table.num_rows:
         return
-    codes = np.zeros(table.num_rows, dtype=np.int64)
-    for name in _GROUP_COLUMNS:
-        encoded = pc.dictionary_encode(table[name].combine_chunks())
-        indices = encoded.indices.to_numpy(zero_copy_only=False)
-        codes = np.unique(codes * len(encoded.dictionary) + indices, return_inverse=True)[1]
-    for code in range(int(codes.max()) + 1):
-        rows = table.filter(pa.array(codes == code))
+    codes = [
+        table[name].combine_chunks().dictionary_encode().indices.to_numpy()
+        for name in _GROUP_COLUMNS
+    ]
+    group = find_distinct(np.stack(codes, axis=1))[1]
+    order = np.argsort(group, kind="stable")
+    for places in np.split(order, np.cumsum(np.bincount(group))[:-1]):
+        # Rows of a series lie together: looking through all for each would take longer than models.
+        first, end = int(places[0]), int(places[-1]) + 1
+        is_own = group[first:end] == group[first]
+        rows = table.slice(first, end - first).filter(pa.array(is_own))
         key = _canonical_key(tuple(rows[name][0].as_py() for name in _GROUP_COLUMNS))
         if key is not None:
             yield key, _as_bursts(key, rows)

@@ -109,12 +109,10 @@ class TreeRows:
         chosen = tree_parameters(replace(config, is_linear=self._booster.is_linear), seed)
         chosen |= {"num_threads": self._config.num_threads}
         part = self._binned.subset(rows.tolist(), params=chosen).construct()
-        booster = lightgbm.train(
-            chosen,
-            part.set_label(values),
-            num_boost_round=min(config.num_trees, _count_trees(len(rows), config)),
-            keep_training_booster=True,
-        )
+        booster = lightgbm.Booster(chosen, part.set_label(values))
+        for _ in range(min(config.num_trees, _count_trees(len(rows), config))):
+            if booster.update():
+                break
         return Trees(constant, None, booster, float(values.min()), float(values.max()))
 
     @cached_property
