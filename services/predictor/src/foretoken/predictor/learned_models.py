@@ -1,20 +1,17 @@
 """A version's models, and those that are trained when a question needs what the version lacks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.measurements.estimate import DType, LatencyQuery
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
-from foretoken.predictor.model_set import Choice, ModelSet, Wanted
+from foretoken.predictor.model_set import Choice, ModelSet, Subject, Wanted
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.training_rows import SeriesHead
 from foretoken.predictor.transfer import TransferModel
-
-# An operator, and the device it was measured on.
-Subject: TypeAlias = tuple[str, str]
 
 
 def subjects_of(query: LatencyQuery) -> frozenset[Subject]:
@@ -27,12 +24,13 @@ def subjects_of(query: LatencyQuery) -> frozenset[Subject]:
 class LearnedModels(ModelSet):
     """Models of a version, with `missing` subjects that were measured and are not in it.
 
-    `learn` returns the models of one of them, each trained when it is first loaded. It is asked in
-    the order in which answers are looked for: about another device of the same chip only where the
-    device itself was not measured. A subject teaches typical efficiencies of its operator alone.
+    Of each it is known under which software. `learn` returns the models of one of them, each
+    trained when it is first loaded. It is asked in the order in which answers are looked for: about
+    another device of the same chip only where that may know more than the device itself. A subject
+    teaches typical efficiencies of its operator alone.
     """
 
-    missing: frozenset[Subject]
+    missing: Mapping[Subject, AbstractSet[str]]
     learn: Callable[[Subject], ModelSet]
 
     @property
@@ -42,8 +40,12 @@ class LearnedModels(ModelSet):
 
     def heads_for(self, query: LatencyQuery) -> Sequence[SeriesHead]:
         """Return the series of the version, and those of the operators and device in a query."""
-        subjects = sorted(subjects_of(query) & self.missing)
+        subjects = sorted(subjects_of(query) & self.missing.keys())
         return (*self.heads, *(head for item in subjects for head in self.learn(item).heads))
+
+    def frameworks_of(self, subject: Subject) -> AbstractSet[str]:
+        """Return under which software an operator was measured on a device."""
+        return self.missing.get(subject) or ModelSet.frameworks_of(self, subject)
 
     def rank(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Sequence[Choice]:
         """Return the models that may answer, the nearest to what is asked first."""

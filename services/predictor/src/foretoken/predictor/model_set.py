@@ -1,7 +1,9 @@
 """All models of one version, and which of them answers a question."""
 
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
@@ -24,6 +26,9 @@ _UNKNOWN = "unknown"
 _WIDENED_4_BIT = ("int4_wo", "w4a16_mxfp4", "nvfp4_wo")
 # Formats that run the same kernels at the same rate where a device has both.
 _TWINS = {DType.FP16: DType.BF16, DType.BF16: DType.FP16}
+
+# An operator, and the device it was measured on.
+Subject: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,7 @@ class ModelSet:
         init=False, repr=False, compare=False
     )
     _sampled_variants: Mapping[str, Sequence[str]] = field(init=False, repr=False, compare=False)
+    _frameworks: Mapping[Subject, AbstractSet[str]] = field(init=False, repr=False, compare=False)
     known: KnownNames = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -147,6 +153,11 @@ class ModelSet:
             if _is_sampling_alone(variant):
                 sampled.setdefault(operator, []).append(variant)
         object.__setattr__(self, "_sampled_variants", sampled)
+        frameworks: dict[Subject, set[str]] = {}
+        for head in self.heads:
+            subject = head.key.operator, head.key.device
+            frameworks.setdefault(subject, set()).add(head.key.framework)
+        object.__setattr__(self, "_frameworks", frameworks)
 
     @property
     def layers(self) -> "Sequence[ModelSet]":
@@ -167,6 +178,10 @@ class ModelSet:
         """Return the series among which the names in a query are looked up."""
         del query
         return self.heads
+
+    def frameworks_of(self, subject: Subject) -> AbstractSet[str]:
+        """Return under which software an operator was measured on a device."""
+        return self._frameworks.get(subject, frozenset()) - {""}
 
     def check_names(self, query: LatencyQuery) -> None:
         """Refuse a framework, kernel or variant of which there is no row, as `KnownNames.check`."""

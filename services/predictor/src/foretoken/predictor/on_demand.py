@@ -23,8 +23,8 @@ from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.ports import CatalogPort
 from foretoken.jobs.progress import tell_job
 from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.learned_models import LearnedModels, Subject, subjects_of
-from foretoken.predictor.model_set import ModelSet, own_heads
+from foretoken.predictor.learned_models import LearnedModels, subjects_of
+from foretoken.predictor.model_set import ModelSet, Subject, own_heads
 from foretoken.predictor.model_store import (
     STORE_REVISION,
     StoredSeries,
@@ -101,7 +101,7 @@ class Learner:
         self.kept = LearnedFolder(folder)
         self._lock = threading.RLock()
         self._looked_s = -float("inf")
-        self._revision, self._subjects = "", frozenset[Subject]()
+        self._revision, self._subjects = "", dict[Subject, set[str]]()
         self._known = ModelSet(), frozenset[Subject]()
         self._completed = ModelSet(), ModelSet()
         self._learned: dict[_Place, ModelSet] = {}
@@ -123,7 +123,8 @@ class Learner:
             return self._completed[1]
 
     def _complete(self, models: ModelSet, revision: str) -> ModelSet:
-        missing = self._subjects - self._find_known(models)
+        known = self._find_known(models)
+        missing = {item: names for item, names in self._subjects.items() if item not in known}
         if not missing:
             return models
 
@@ -168,11 +169,11 @@ class Learner:
             _log.warning("nothing new is trained on demand: %s", err.message)
             return False
         self._revision = revision
-        self._subjects = frozenset(
-            (item.operator, item.device)
-            for item in covered
-            if item.num_rows > item.num_flagged + item.num_failed
-        )
+        self._subjects = {}
+        for item in covered:
+            if item.num_rows > item.num_flagged + item.num_failed:
+                names = self._subjects.setdefault((item.operator, item.device), set())
+                names.update(item.frameworks)
         return True
 
     def _learn(self, place: _Place) -> ModelSet:

@@ -4,12 +4,12 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.roofline import Target
-from foretoken.predictor.software import software_doubt_log
+from foretoken.predictor.software import parse_software, software_doubt_log
 from foretoken.predictor.transfer.own_points import MIN_POINTS
 from foretoken.predictor.transfer.siblings import (
     SIBLING_DOUBT_LOG,
@@ -82,7 +82,8 @@ def find_sources(
 
     That is the device's own one alone where it is sure. Else those of other measurements come with
     it: of a starter catalog, of the same chip in another product. A starter's never stand in for
-    own measurements of other software. Links are not those of the chip, so a collective has no
+    own measurements of other software, and where these are sure another product's do only if it ran
+    software nearer to what was asked. Links are not those of the chip, so a collective has no
     source elsewhere; inside a node `target_linked_alike` may know one.
     """
 
@@ -92,13 +93,16 @@ def find_sources(
     layers = models.layers
     found = sorted(_on(layers, spec, target, wanted), key=doubt_log)
     own = [item for item in found if _is_own(item.choice)] or found
+    is_sure = bool(own) and own[0].is_sure
     if own and _is_else(own[0].choice):
         found, layers = own, layers[:1]
-    elif own and own[0].is_sure:
+    elif is_sure:
         return own[:1]
     if spec.is_collective:
         return own
-    siblings = find_siblings(target.device, target.dtype)
+    siblings: Sequence[DeviceSpec] = find_siblings(target.device, target.dtype)
+    if is_sure and not own[0].choice.is_other_code:
+        siblings = [it for it in siblings if _ran_nearer(layers, spec, it, wanted, own[0].choice)]
     elsewhere = [
         source
         for sibling in siblings
@@ -149,6 +153,20 @@ def _is_own(choice: Choice) -> bool:
 def _is_else(choice: Choice) -> bool:
     """Whether a choice is of another software, kernel or variant than was asked for."""
     return choice.is_other_code or bool(choice.other_framework)
+
+
+def _ran_nearer(
+    layers: Sequence[ModelSet],
+    spec: OperatorSpec,
+    device: DeviceSpec,
+    wanted: Wanted,
+    choice: Choice,
+) -> bool:
+    """Tell whether an operator was measured on a device under software nearer than a choice's."""
+    software = parse_software(wanted.software)
+    names = (name for layer in layers for name in layer.frameworks_of((spec.name, device.name)))
+    own = choice.software, choice.versions_apart
+    return any(software.relate(name, spec.name) < own for name in names)
 
 
 def _on(
