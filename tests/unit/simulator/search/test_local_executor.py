@@ -53,6 +53,11 @@ def test_every_worker_is_a_process_of_its_own(executor: LocalExecutor, tmp_path:
     assert {"1"} == {threads for _, threads in executor.run(search_tasks.num_threads, [0], None)}
 
 
+def test_who_answers_callers_goes_before_workers(executor: LocalExecutor) -> None:
+    found = {niceness for _, niceness in executor.run(search_tasks.find_niceness, range(2), None)}
+    assert {min(os.nice(0) + 5, 19)} == found
+
+
 def test_what_workers_spend_is_counted_and_what_this_process_spends_is_not(
     executor: LocalExecutor,
 ) -> None:

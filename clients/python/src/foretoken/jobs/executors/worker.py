@@ -24,6 +24,10 @@ from foretoken.jobs.process_setup import collect_rarely
 START, TASK, FORGET = "start", "task", "forget"
 # How often a worker looks whether its parent is there; an idle one learns at once that it is not.
 _PARENT_PERIOD_S = 0.5
+# Where processors are short the parent, which answers callers, goes first: 2 ms of work next to two
+# busy workers took 6 ms in the median instead of 10, on a machine with much else to do; 10 gains
+# no more.
+_NICENESS = 5
 
 
 def work(messages: Iterator[tuple[Any, ...]], answers: IO[bytes]) -> None:
@@ -76,6 +80,7 @@ def _end_with(parent: int) -> None:
 def main() -> None:
     """Work until the parent closes the input or dies."""
     collect_rarely()
+    os.nice(_NICENESS)
     # Ctrl-C goes to every process of a terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent", daemon=True).start()
