@@ -12,6 +12,9 @@ import yaml
 from foretoken.app.config import AppConfig, load_config
 
 Manifest = Mapping[str, Any]
+# The oldest with indexes of Jobs that fail for themselves (`backoffLimitPerIndex`, on since 1.29).
+# Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/
+OLDEST_VERSION = (1, 29)
 
 # What may change of a StatefulSet. Source: the API server's own message, "updates to statefulset
 # spec for fields other than ... are forbidden" (ValidateStatefulSetUpdate of Kubernetes 1.36).

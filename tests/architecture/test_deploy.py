@@ -2,13 +2,14 @@
 
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from kubernetes_manifests import (
+    OLDEST_VERSION,
     Manifest,
     configs,
     environment,
@@ -55,13 +56,18 @@ def _render(repository: Path, find_tool: Callable[[str], str], variant: str) -> 
     return render(find_tool("kubectl"), repository / "deploy" / "k8s" / variant)
 
 
+# The oldest that documents promise, and the newest.
+@pytest.mark.parametrize("options", [("-k", "{}.{}".format(*OLDEST_VERSION)), ()])
 def test_every_manifest_fits_the_schemas_of_kubernetes(
-    manifests: list[Manifest], find_tool: Callable[[str], str], tmp_path: Path
+    options: Sequence[str],
+    manifests: list[Manifest],
+    find_tool: Callable[[str], str],
+    tmp_path: Path,
 ) -> None:
     standard = [m for m in manifests if m["kind"] not in _CUSTOM_KINDS]
     path = tmp_path / "manifests.yaml"
     path.write_text(yaml.safe_dump_all(standard), encoding="utf-8")
-    command = [find_tool("kubernetes-validate"), "--strict", "--quiet", str(path)]
+    command = [find_tool("kubernetes-validate"), "--strict", "--quiet", *options, str(path)]
     validated = subprocess.run(command, capture_output=True, text=True, check=False)
     assert validated.returncode == 0, validated.stdout + validated.stderr
 

@@ -4,7 +4,9 @@ To the tests' own server; or to the cluster of the kubeconfig that `FORETOKEN_TE
 names, where nothing of this may be yet, and nothing is left of it afterwards.
 """
 
+import json
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes_apply import ApplyServer
-from kubernetes_manifests import Manifest, render
+from kubernetes_manifests import OLDEST_VERSION, Manifest, render
 
 _VARIANTS = (
     "base",
@@ -88,6 +90,9 @@ def cluster(
         m["metadata"]["name"] for found in variants.values() for m in found
         if m["kind"] == "Namespace"
     }  # fmt: skip
+    version = json.loads(cluster.run("get", "--raw", "/version").stdout)
+    found = tuple(map(int, re.findall(r"\d+", version["gitVersion"])[:2]))
+    assert found >= OLDEST_VERSION, f"{kubeconfig} names a cluster of {version['gitVersion']}"
     present = cluster.run("get", "namespaces", "-o", "name").stdout
     taken = [name for name in spaces if f"namespace/{name}" in present.split()]
     assert [] == taken, f"{kubeconfig} has these namespaces already: name a cluster without"
