@@ -98,6 +98,15 @@ def test_json_logs_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.usefixtures("_root_logging")
+def test_tries_of_one_call_to_a_cluster_are_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(LogConfig())
+    for name in ("urllib3.connectionpool", "foretoken.profiler"):
+        logging.getLogger(name).warning("of %s", name)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("of foretoken.profiler")
+
+
+@pytest.mark.usefixtures("_root_logging")
 def test_quiet_keeps_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(LogConfig(level="DEBUG"), quiet=True)
     logging.getLogger("foretoken.test").info("chatter")

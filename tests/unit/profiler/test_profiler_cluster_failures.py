@@ -127,6 +127,16 @@ def test_a_job_without_pods_is_told_after_a_while(tmp_path: Path) -> None:
     assert [(), (), (f"no pod of it exists after 30 s; `{command}` says why",)] == told
 
 
+def test_a_server_that_is_away_is_reported_briefly(tmp_path: Path) -> None:
+    with KubernetesServer() as server:
+        spec = KubernetesSpec(kubeconfig=str(server.write_kubeconfig(tmp_path)))
+    api = ClusterApi.connect(spec)
+    with pytest.raises(ServiceUnavailableError, match=r"cannot be reached: .*refused$") as caught:
+        api.find_job("short")
+    api.close()
+    assert "Max retries" not in caught.value.message
+
+
 def test_a_pod_that_cannot_mount_what_it_reads_is_told(cluster: Cluster) -> None:
     """Its state says no more than that its container is being made."""
     waiting = {"reason": "ContainerCreating"}

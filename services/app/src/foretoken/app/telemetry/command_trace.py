@@ -47,6 +47,8 @@ def configure_logging(config: LogConfig, *, quiet: bool = False) -> None:
     handler.setFormatter(log_formatter(config, quiet=quiet))
     level = "WARNING" if quiet else config.level.upper()
     logging.basicConfig(level=level, handlers=[handler], force=True)
+    # It warns of every try of one call; callers say that they try again, and why.
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 
 def log_formatter(config: LogConfig, *, quiet: bool = False) -> logging.Formatter:

@@ -329,7 +329,9 @@ def _merging(patch: Callable[..., Any]) -> Mapping[str, str]:
 
 
 def _lost(err: Exception) -> ServiceUnavailableError:
-    return ServiceUnavailableError(f"the cluster's API server cannot be reached: {err}")
+    # What urllib3 says of its last try, without how often it tried and what for.
+    why = getattr(err, "reason", None) or err
+    return ServiceUnavailableError(f"the cluster's API server cannot be reached: {why}")
 
 
 def _lines(answer: Any) -> Iterator[bytes]:
