@@ -185,7 +185,9 @@ class JobController:
             is_open = not (index.is_succeeded or index.is_failed or number in active)
             if is_open and is_due and self.refuses_pods:
                 index.not_before_s = time.monotonic() + self._retry_s
-                self._server.warn("Job", name, "FailedCreate", self.refuses_pods)
+                pod = f"{name}-{number}-{uuid.uuid4().hex[:5]}"
+                why = f'Error creating: pods "{pod}" is forbidden: {self.refuses_pods}'
+                self._server.warn("jobs", name, "FailedCreate", why)
             elif is_open and is_due and len(active) < job["spec"]["parallelism"]:
                 active.add(number)
                 state.num_started += 1

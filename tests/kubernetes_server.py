@@ -223,15 +223,16 @@ class KubernetesServer:
         node["status"] = {"allocatable": {"cpu": "64", "memory": "256Gi", **gpus}}
         self.store.create("nodes", node)
 
-    def warn(self, kind: str, name: str, reason: str, message: str) -> None:
+    def warn(self, plural: str, name: str, reason: str, message: str) -> None:
         """Complain of an object, as controllers and kubelets do."""
+        uid, kind = self.store.get(plural, name)["metadata"]["uid"], _KINDS[plural][1]
         self.store.create(
             "events",
             {
                 "apiVersion": "v1",
                 "kind": "Event",
                 "metadata": {"name": f"{name}.{uuid.uuid4().hex[:16]}"},
-                "involvedObject": {"kind": kind, "name": name, "namespace": NAMESPACE},
+                "involvedObject": {"kind": kind, "name": name, "namespace": NAMESPACE, "uid": uid},
                 "type": "Warning",
                 "reason": reason,
                 "message": message,

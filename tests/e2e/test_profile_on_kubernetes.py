@@ -242,7 +242,7 @@ def test_an_interrupted_command_deletes_its_job(cluster: _Cluster) -> None:
 
 def test_what_keeps_pods_away_is_reported_in_a_pipe_and_ends_the_command(cluster: _Cluster) -> None:
     """On a line of its own, however little there is to report otherwise."""
-    cluster.controller.refuses_pods = "Error creating: pods is forbidden: exceeded quota: gpus"
+    cluster.controller.refuses_pods = "exceeded quota: gpus"
     content = yaml.safe_load(cluster.config.read_text())
     content["profiler"]["kubernetes"]["start_s_max"] = 2
     cluster.config.write_text(yaml.safe_dump(content))

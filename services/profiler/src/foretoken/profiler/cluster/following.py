@@ -1,6 +1,7 @@
 """Follow a Job until it ends, and say what keeps its pods from working."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from foretoken.profiler.cluster.spec import KubernetesSpec
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _LONGEST_MESSAGE = 300
+# The name of a pod that is not made: each try has another.
+_NAME_OF_POD = re.compile(r'(?<=\bpods) "[^"]*"')
 
 
 def find_pod_failures(pods: Iterable[Resource]) -> list[str]:
@@ -218,7 +221,7 @@ class JobFollower:
             raise _deleted(job_name)
         job: Resource = found
         while True:
-            yield self._view(job_name, job)
+            yield self._view(job)
             for event in self._api.watch_job(job_name, version, self._spec.follow_s):
                 version = event["object"]["metadata"]["resourceVersion"]
                 if event["type"] == "BOOKMARK":
@@ -226,11 +229,11 @@ class JobFollower:
                 job = event["object"]
                 if event["type"] == "DELETED":
                     raise _deleted(job_name)
-                yield self._view(job_name, job)
+                yield self._view(job)
             # A server that ends watches at once is not asked in a circle.
             self._sleep(_PAUSE_S)
 
-    def _view(self, job_name: str, job: Resource) -> JobView:
+    def _view(self, job: Resource) -> JobView:
         status = job.get("status") or {}
         spec = job["spec"]
         ending = next(
@@ -249,7 +252,7 @@ class JobFollower:
         is_suspended = bool(spec.get("suspend"))
         lacks_pods = num_active < num_wanted and not is_suspended
         # A pod that works needs no second look.
-        failures = () if ending else self._find_failures(job_name, lacks_pods=lacks_pods)
+        failures = () if ending else self._find_failures(job["metadata"], lacks_pods=lacks_pods)
         return JobView(
             num_pods=num_pods,
             num_succeeded=num_succeeded,
@@ -263,16 +266,17 @@ class JobFollower:
             reason=str(ending.get("message") or ending.get("reason") or "") if ending else "",
         )
 
-    def _find_failures(self, job_name: str, *, lacks_pods: bool) -> tuple[str, ...]:
-        """Return what keeps pods from being made, and those that are from working."""
-        pods = self._list_pods(job_name)
+    def _find_failures(self, job: Mapping[str, Any], *, lacks_pods: bool) -> tuple[str, ...]:
+        """Return what keeps a Job's pods from being made, and those that are from working."""
+        name, uid = str(job["name"]), str(job["uid"])
+        pods = self._list_pods(name)
         found = find_pod_failures(pods)
         stuck = [pod for pod in pods if is_stuck(pod, datetime.now(UTC))]
         warnings = self._api.list_warnings() if lacks_pods or stuck else []
-        if lacks_pods and (told := _last_message(warnings, "Job", job_name, "FailedCreate")):
-            found.insert(0, _sentence("the cluster refuses its pods", told))
+        if lacks_pods and (told := _last_message(warnings, uid, "FailedCreate")):
+            found.insert(0, _sentence("the cluster refuses its pods", _NAME_OF_POD.sub("", told)))
         for pod in stuck:
-            if told := _last_message(warnings, "Pod", pod["metadata"]["name"]):
+            if told := _last_message(warnings, pod["metadata"]["uid"]):
                 found.append(_sentence(f"shard {index_of_pod(pod)} does not start", told))
         if not lacks_pods or pods:
             self._without_pods_s = None
@@ -283,7 +287,7 @@ class JobFollower:
             if not found and now_s - self._without_pods_s >= _PODLESS_S:
                 found.append(
                     f"no pod of it exists after {_PODLESS_S:.0f} s;"
-                    f" `{self._api.describe_command(job_name)}` says why"
+                    f" `{self._api.describe_command(name)}` says why"
                 )
         return tuple(found)
 
@@ -302,17 +306,13 @@ def is_stuck(pod: Resource, now: datetime) -> bool:
     return (now - datetime.fromisoformat(created)).total_seconds() > _STUCK_S
 
 
-def _last_message(
-    warnings: Sequence[Resource], kind: str, name: str, reason: str | None = None
-) -> str:
-    """Return what the cluster complained of last about an object."""
+def _last_message(warnings: Sequence[Resource], uid: str, reason: str | None = None) -> str:
+    """Return what the cluster complained of last about an object, and none of its name before."""
     return next(
         (
             str(event.get("message") or event.get("reason") or "")
             for event in reversed(warnings)
-            if (event["involvedObject"].get("kind"), event["involvedObject"].get("name"))
-            == (kind, name)
-            and reason in (None, event.get("reason"))
+            if event["involvedObject"].get("uid") == uid and reason in (None, event.get("reason"))
         ),
         "",
     )
