@@ -286,6 +286,27 @@ def test_files_of_the_program_are_kept_by_browsers(web: WebClient) -> None:
     assert 404 == web.get("/static/0/no.js").status
 
 
+def test_what_is_no_page_is_shown_to_browsers_as_a_page(web: WebClient) -> None:
+    shown = web.get("/nothing", Accept="text/html,*/*")
+    assert (404, True) == (shown.status, b"there is no page /nothing" in shown.body)
+    assert "HTTP" == web.get("/nothing").json["reason"]
+
+
+def test_a_question_that_fails_at_once_comes_back_with_why(web: WebClient) -> None:
+    shown = _ask(web, correction="none-such")
+    assert 400 == shown.status
+    assert b"unknown correction &#39;none-such&#39;" in shown.body
+
+
+def test_an_empty_trace_a_model_without_end_and_what_is_no_json_are_refused(web: WebClient) -> None:
+    empty = post_form(web, "/check", _QUESTION, trace="")
+    assert "is empty" in empty.json["trace"]
+    deep = {"model_type": "llama", "num_hidden_layers": 10**9}
+    checked = post_form(web, "/check", {**_QUESTION, "config": json.dumps(deep)})
+    assert "num_hidden_layers: is more than 10,000" in checked.json[""]
+    assert "config.json" in post_form(web, "/check", {**_QUESTION, "config": "{"}).json["config"]
+
+
 @pytest.mark.parametrize(
     "body", [b"no parts", b'--edge\r\nContent-Disposition: form-data; name="\xff"']
 )

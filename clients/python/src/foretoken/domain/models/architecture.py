@@ -204,6 +204,7 @@ class ModelArchitecture:
         heads = f"the {self.num_heads} heads (num_heads)"
         num_dense = self.moe.num_dense_layers if self.moe else self.num_layers
         checks: dict[str, tuple[bool, str]] = {
+            "num_layers": (self.num_layers <= MAX_LAYERS, f"is more than {MAX_LAYERS:,}"),
             "num_kv_heads": (
                 self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0,
                 f"{self.num_kv_heads} must divide {heads}"
@@ -229,6 +230,9 @@ class ModelArchitecture:
         return checks
 
 
+# Eighty times those of the deepest model that is published (126 of Llama 3.1 405B): each is an
+# object here, so that a number of any size would take any memory.
+MAX_LAYERS = 10_000
 _COUNTED = ("num_layers", "hidden", "vocab", "max_position")
 _COUNTED_OF_LAYERS = ("num_heads", "num_kv_heads", "head_dim")
 # What a pattern's layers say of themselves.

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.domain.errors import FieldViolation
+from foretoken.domain.models.architecture import MAX_LAYERS
 
 # Far above any count or width of a model, and small enough to be reckoned with.
 _MAX_SIZE = 2**31 - 1
@@ -226,8 +227,9 @@ class ConfigReader:
         if isinstance(value, bool) or not isinstance(value, int):
             self.refuse(key, f"expected an integer, found {value!r}")
             return default
-        if abs(value) > _MAX_SIZE:
-            self.refuse(key, f"is more than {_MAX_SIZE:,}")
+        most = MAX_LAYERS if key.endswith("_layers") else _MAX_SIZE
+        if abs(value) > most:
+            self.refuse(key, f"is more than {most:,}")
             return default
         return value
 

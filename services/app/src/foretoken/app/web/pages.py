@@ -34,6 +34,7 @@ from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit
 from foretoken.domain.errors import UnauthenticatedError
 from foretoken.domain.metrics.number_text import format_number
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 View = Callable[[Visit], Shown | Redirect | Sent]
 
 VIEWS: Mapping[str, View] = {
@@ -173,9 +174,7 @@ class Pages:
         """Wait for what pages began in this process."""
         self._rehearsals.close()
 
-    def _handle(
-        self, route: str, view: View
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def _handle(self, route: str, view: View) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 visit = await self._visit(request)
@@ -236,6 +235,18 @@ class Pages:
         shown = web.Response(text=text, content_type="text/html", status=status)
         shown.enable_compression()
         return shown
+
+    @web.middleware
+    async def show_refusal(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Show a browser that there is no such page as a page; aiohttp calls this."""
+        try:
+            return await handler(request)
+        except web.HTTPNotFound as err:
+            if "text/html" not in request.headers.get("Accept", ""):
+                raise
+            detail = f"there is no page {request.path}"
+            problem = {"status": err.status, "reason": "NOT_FOUND", "detail": detail}
+            return self._render("problem.html", {"problem": problem}, request, err.status)
 
     async def _show_sign_in(self, request: web.Request) -> web.StreamResponse:
         return self._render("sign_in.html", {"problem": ""}, request)

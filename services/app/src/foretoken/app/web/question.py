@@ -23,6 +23,8 @@ from foretoken.domain.requests.training_search import TrainingSearchRequest
 
 CONFIG, TRACE, SPREAD, PRICES = "config", "trace", "spread", "prices"
 CORRECTION: Final = "correction"
+# Fields of the form that are no options of the command.
+_OWN_NAMES: Final = frozenset({"model", CONFIG, TRACE, SPREAD, PRICES, CORRECTION})
 _OWN_FIELDS: Final = frozenset({"model", "change", "tokens", "dataset", "price_list", "space"})
 SERVING = QuestionForm(
     search_serving.QuestionOptions,
@@ -65,11 +67,13 @@ def read_serving_request(
     changes: tuple[str, ...] = ()
     if correction:
         changes = (f"correction={json.dumps(correction)}",)
-    if trace is None or not trace.content:
+    if trace is None or not trace.name:
         changes += _spread_lengths(given, said)
         return _build_serving(
             {"model": model_text(given), **said}, changes, targets, answers, given
         )
+    if not trace.content:
+        raise InvalidRequestError.of_field(TRACE, f"{trace.name} is empty")
     said = {name: value for name, value in said.items() if name not in ("isl", "osl")}
     with stored(trace) as path:
         changes += ("workload.arrival=trace", f"workload.trace_path={path}")
@@ -160,7 +164,13 @@ def model_text(given: Mapping[str, str]) -> str:
     """Return the preset's name, or the text of a `config.json`; no file of this machine."""
     text = given.get(CONFIG, "").strip()
     if text:
-        if not text.startswith("{"):
+        try:
+            is_config = isinstance(json.loads(text), dict)
+        except ValueError as err:
+            raise InvalidRequestError.of_field(
+                CONFIG, f"is not the text of a config.json: {err}"
+            ) from err
+        if not is_config:
             raise InvalidRequestError.of_field(CONFIG, "is the text of a config.json: {...}")
         return text
     name = given.get("model", "").strip()
@@ -189,7 +199,9 @@ def find_problems(error: ForetokenError, form: QuestionForm | None = None) -> di
         for one in violation.field.split(", "):
             name = one.removeprefix("--").rpartition(".")[2]
             found[names.get(name, name)] = violation.description
-    found[""] = error.message
+    # The message names fields as the command line does, which those of the form need not be.
+    is_shown = form is not None and found.keys() <= {*names.values(), *_OWN_NAMES}
+    found[""] = "; ".join(dict.fromkeys(found.values())) if is_shown else error.message
     return found
 
 

@@ -112,16 +112,16 @@ class WebServer:
     async def _start(self, tls: SSLContext | None) -> int:
         guard = RequestGuard(self._config)
         log = RequestLog(self._logged_calls, self._metrics)
+        pages = Pages(self._calls, self._callers)
+        self._closing.callback(pages.close)
         app = web.Application(
-            middlewares=[log.observe, guard.guard],
+            middlewares=[log.observe, guard.guard, pages.show_refusal],
             client_max_size=self._config.http_max_bytes,
         )
         app.on_response_prepare.extend((guard.add_headers, log.add_header))
         app.on_shutdown.append(self._end_streams)
         add_api(app.router, self._calls, self._callers)
-        pages = Pages(self._calls, self._callers)
         pages.add(app.router)
-        self._closing.callback(pages.close)
         app.router.add_get(HEALTH, _answer_health)
         app.router.add_get(f"{PREFIX}/openapi.json", self._describe)
         # Whoever leaves ends what he waited for.

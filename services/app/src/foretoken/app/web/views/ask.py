@@ -21,7 +21,7 @@ from foretoken.domain.frameworks.engine import all_engines
 from foretoken.domain.frameworks.trainer import all_trainers
 from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.hardware.price import all_price_lists
-from foretoken.domain.job import Job
+from foretoken.domain.job import Job, JobState
 from foretoken.domain.models.architecture import all_models
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.requests.question import OBJECTIVE_WORDS
@@ -65,7 +65,10 @@ class Question(Generic[Request]):
             quick = self.start(visit.simulator, replace(request, num_finalists=0))
             target = f"{self.answers}/{quick.job_id}"
             # The closed form has the machine for itself first.
-            wait_a_moment(visit, quick.job_id)
+            ended = wait_a_moment(visit, quick.job_id)
+            if ended is not None and ended.state is JobState.FAILED:
+                problems = {"": ended.error_message}
+                return self._show(visit.posted, problems, is_whole=True, status=400)
             if request.num_finalists:
                 whole = self.start(visit.simulator, request)
                 target += "?" + urlencode({"simulation": whole.job_id})
