@@ -52,6 +52,8 @@ _VIEWS = {
 _SHOWN = ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark"))
 _GRAVE = {"serious", "critical"}
 _RANKED = "meet the limits; best"
+# How long a person looks at the form; its question is answered meanwhile.
+_READING_S = 15
 
 
 def _timed(name: str, act: Callable[[], object]) -> None:
@@ -82,6 +84,8 @@ def _journey(page: Any, address: str) -> str:
     weigh = _count_bytes(page)
     _timed("first load", lambda: page.goto(address))
     print(f"{'  it weighs':44} {weigh():6.1f} KB compressed")
+
+    _timed(f"{_READING_S} s of reading the form", lambda: page.wait_for_timeout(1e3 * _READING_S))
 
     def ask() -> None:
         page.get_by_role("button", name="Answer").click()
@@ -182,7 +186,7 @@ def _views(browser: Any, address: str, names: dict[str, str], folder: Path | Non
     except ImportError:
         Axe = None  # noqa: N806 - the class is not there
         print("axe is not installed: nothing is said of accessibility")
-    print(f"{'view':20} {'ms':>6} {'KB':>7}  grave findings")
+    print("| view | address | ms until loaded, at most | KB | grave findings |\n|---|---|---|---|---|")
     total = 0
     for name, path in _VIEWS.items():
         took_ms, weight, wrong = 0.0, 0.0, 0
@@ -204,7 +208,8 @@ def _views(browser: Any, address: str, names: dict[str, str], folder: Path | Non
                 wrong += sum(one["impact"] in _GRAVE for one in found)
             context.close()
         total += wrong
-        print(f"{name:20} {took_ms:6.0f} {weight:7.1f}  {wrong if Axe else '-'}")
+        found = wrong if Axe else "-"
+        print(f"| {name} | `{path}` | {took_ms:.0f} | {weight:.0f} | {found} |")
     print(f"{len(_VIEWS)} views, {len(_SHOWN)} ways each: {total} grave findings")
     if folder is not None:
         print(f"pictures written to {folder}")
