@@ -186,7 +186,9 @@ def _views(browser: Any, address: str, names: dict[str, str], folder: Path | Non
     except ImportError:
         Axe = None  # noqa: N806 - the class is not there
         print("axe is not installed: nothing is said of accessibility")
-    print("| view | address | ms until loaded, at most | KB | grave findings |\n|---|---|---|---|---|")
+    print(
+        "| view | address | ms until loaded, at most | KB | grave findings |\n|---|---|---|---|---|"
+    )
     total = 0
     for name, path in _VIEWS.items():
         took_ms, weight, wrong = 0.0, 0.0, 0

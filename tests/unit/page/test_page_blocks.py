@@ -49,7 +49,7 @@ def test_numbers_are_written_by_their_unit() -> None:
 
 def test_a_value_says_its_unit_once() -> None:
     metric = METRICS["request_throughput_rps"]
-    value = Value.of(metric, {metric.name: 2.5}, low=2.0, high=3.0)
+    value = Value.of(metric.name, {metric.name: 2.5}, low=2.0, high=3.0)
     assert ("2.5", "2 to 3") == (value.text, value.interval)
     assert "7 ms" == Value(label="TTFT", value=7, unit="ms").text
 

@@ -9,7 +9,8 @@ from report_examples import build_serving
 from training_examples import build_training, infeasible_training
 
 from foretoken.domain.measurements.estimate import Provenance
-from foretoken.page.section import Fact, Section
+from foretoken.page.block import Value
+from foretoken.page.section import Section
 from foretoken.simulator.report.page import render_page, serving_sections, training_sections
 from foretoken.simulator.report.palette import OF_PROVENANCE
 
@@ -86,7 +87,7 @@ def test_no_reports_make_an_empty_page() -> None:
 
 
 def test_text_is_escaped() -> None:
-    section = Section(title="<b>", facts=(Fact(label="a & b", value="<script>"),))
+    section = Section(title="<b>", facts=(Value(label="a & b", value="<script>"),))
     page = render_page("<i>", [section])
     assert "<script>" not in without_scripts(page)
     assert "a &amp; b" in page

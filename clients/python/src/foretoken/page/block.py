@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal, Self
 
-from foretoken.domain.metrics.metric import SHARE, Better, Metric, title_of
+from foretoken.domain.metrics.metric import SHARE, Better, Metric, is_said, title_of
 from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.metrics.registry import METRICS
 
 Tone = Literal["", "alert", "calm"]
 Scalar = str | float | int | bool | None
@@ -34,7 +35,8 @@ def number_text(value: Scalar, unit: str = "") -> str:
 class Value:
     """One number to be seen first: of a metric, or of a label and a unit.
 
-    `low` and `high` are the bounds of its interval, `note` is what else there is to say of it.
+    `low` and `high` are the bounds of its interval, none where `high` is 0; `note` is what else
+    there is to say of it.
     """
 
     label: str
@@ -46,23 +48,23 @@ class Value:
     note: str = ""
 
     @classmethod
-    def of(cls, metric: Metric, record: Any, label: str = "", **more: Any) -> Self:
+    def of(cls, name: str, record: Any, note: str = "", label: str = "", **more: Any) -> Self:
         """Return the value of a metric in a report or a row of a table."""
+        metric = METRICS[name]
         value = metric.value(record)
         label = label or metric.label
-        return cls(label=label, value=value, unit=metric.unit, name=metric.name, **more)
+        return cls(label=label, value=value, unit=metric.unit, name=name, note=note, **more)
 
     @property
     def text(self) -> str:
         """The value with its unit, where that says more than the label."""
         text = number_text(self.value, self.unit)
-        is_said = self.unit in {"", SHARE} or self.unit in self.label
-        return text if is_said else f"{text} {self.unit}"
+        return text if is_said(self.label, self.unit) else f"{text} {self.unit}"
 
     @property
     def interval(self) -> str:
         """The interval in words; empty without one."""
-        if self.low is None or self.high is None:
+        if not self.high or self.low is None:
             return ""
         return f"{number_text(self.low, self.unit)} to {number_text(self.high, self.unit)}"
 

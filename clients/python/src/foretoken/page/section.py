@@ -6,38 +6,9 @@ What is written in it are texts; `as_block` makes it a block.
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
-from foretoken.domain.metrics.registry import METRICS
 from foretoken.page import block
-from foretoken.page.block import Chart, Picture, Text, Tone
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fact:
-    """One number to be seen first; `note` is its interval or what it means."""
-
-    label: str
-    value: str
-    note: str = ""
-
-    @classmethod
-    def of(cls, name: str, record: Any, note: str = "") -> Self:
-        """Return a metric of a report or a row by its name; the label has the unit."""
-        metric = METRICS[name]
-        return cls(label=metric.title, value=metric.words(record), note=note)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """A cell of a table that stands out; its text must say why without its colour."""
-
-    text: str
-    tone: Tone
-
-    def __str__(self) -> str:
-        """Return the text."""
-        return self.text
+from foretoken.page.block import Cell, Chart, Picture, Text, Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +34,7 @@ class DataTable:
                 name = f"{column.name}_{seen[column.name]}"
                 column = block.Column(title=header, name=name, is_text=is_text)
             columns.append(column)
-        rows = [[_as_cell(cell) for cell in row] for row in self.rows]
-        return block.Table(columns=columns, rows=rows)
+        return block.Table(columns=columns, rows=self.rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +47,7 @@ class Section:
     title: str
     intro: str = ""
     warning: str = ""
-    facts: Sequence[Fact] = ()
+    facts: Sequence[Value] = ()
     pictures: Sequence[Chart | Picture] = ()
     blocks: Sequence[block.Block] = ()
     table: DataTable | None = None
@@ -93,12 +63,7 @@ class Section:
         if self.intro:
             yield Text(self.intro)
         if self.facts:
-            yield block.Figures(
-                [
-                    block.Value(label=fact.label, value=fact.value, note=fact.note)
-                    for fact in self.facts
-                ]
-            )
+            yield block.Figures(self.facts)
         yield from self.pictures
         yield from self.blocks
         if self.table:
@@ -125,7 +90,3 @@ def page_of(title: str, subtitle: str, sections: Sequence[Section]) -> block.Pag
         about=lines,
         blocks=[section.as_block() for section in sections if not isinstance(section, About)],
     )
-
-
-def _as_cell(cell: str | Cell) -> str | block.Cell:
-    return block.Cell(value=cell.text, tone=cell.tone) if isinstance(cell, Cell) else cell

@@ -160,8 +160,12 @@ class Figure:
 
 def title_of(label: str, unit: str) -> str:
     """Return a label with its unit, which is not said twice: `TTFT p99 (ms)`, `tokens/s`."""
-    is_said = unit in {"", SHARE} or re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", label)
-    return label if is_said else f"{label} ({unit})"
+    return label if is_said(label, unit) else f"{label} ({unit})"
+
+
+def is_said(label: str, unit: str) -> bool:
+    """Return whether a label says the unit already, as a word of its own; a share needs none."""
+    return unit in {"", SHARE} or bool(re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", label))
 
 
 def figures_of(metric: Metric, records: Sequence[Any], prefix: str = "") -> list[Figure]:

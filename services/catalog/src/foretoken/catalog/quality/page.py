@@ -16,7 +16,7 @@ from foretoken.catalog.quality.stored_row import SUBJECT, bound_rows
 from foretoken.catalog.quality.test_definition import all_tests
 from foretoken.domain.measurements.measurement import ArrowStream, QualityFinding, QualityReport
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.page.block import Chart, Column, Table
+from foretoken.page.block import Chart, Column, Table, Value
 from foretoken.page.chart import (
     BLUE,
     GREEN,
@@ -29,7 +29,7 @@ from foretoken.page.chart import (
     Plot,
 )
 from foretoken.page.html import render_sections
-from foretoken.page.section import DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.wire.arrow import dims_to_columns, open_stream
 
 _SOUND = "not flagged"
@@ -146,7 +146,7 @@ def _overview(report: QualityReport) -> Section:
     return Section(
         title="Rows",
         intro="" if report.findings else "No row is flagged.",
-        facts=[Fact(label=label, value=f"{count:,}") for label, count in counts.items()],
+        facts=[Value(label=label, value=f"{count:,}") for label, count in counts.items()],
     )
 
 

@@ -11,8 +11,9 @@ from foretoken.domain.results.report import (
     PredictorTrainingReport,
     SplitScore,
 )
+from foretoken.page.block import Cell, Value
 from foretoken.page.html import render_sections
-from foretoken.page.section import Cell, DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.predictor.report.chance import coverage_by_chance
 from foretoken.predictor.report.charts import (
     coverage_charts,
@@ -93,19 +94,19 @@ def _subtitle(report: PredictorTrainingReport) -> str:
 def _overview(report: PredictorTrainingReport, pooled: Sequence[SplitScore]) -> Section:
     num_held_out = sum(score.num_held_out for score in pooled)
     facts = [
-        Fact(label="rows", value=f"{report.num_rows:,}", note=report.snapshot_hash[:12]),
-        Fact(
+        Value(label="rows", value=f"{report.num_rows:,}", note=report.snapshot_hash[:12]),
+        Value(
             label="operators on devices",
             value=f"{len(report.operators):,}",
             note=f"{report.num_reused:,} models kept from before",
         ),
-        Fact(label="training", value=f"{report.cpu_s:,.1f} s", note="of CPU time"),
-        Fact(label="points held out", value=f"{num_held_out:,}"),
+        Value(label="training", value=f"{report.cpu_s:,.1f} s", note="of CPU time"),
+        Value(label="points held out", value=f"{num_held_out:,}"),
     ]
     if pooled:
         first = pooled[0]
         note = f"P90 {first.p90_ratio:.1%}, of all operators"
-        facts.append(Fact(label=f"MAPE {first.split}", value=f"{first.mape_ratio:.1%}", note=note))
+        facts.append(Value(label=f"MAPE {first.split}", value=f"{first.mape_ratio:.1%}", note=note))
     warning = "Too few points to leave any out: nothing is known of errors."
     return Section(title="Model", warning="" if pooled else warning, facts=facts)
 
@@ -184,9 +185,9 @@ def _score_cells(score: SplitScore) -> tuple[str | Cell, ...]:
 
 def _coverage_cell(coverage: float, low: float, high: float) -> str | Cell:
     if coverage < low:
-        return Cell(text=f"▼ {coverage:.1%}", tone="alert")
+        return Cell(value=f"▼ {coverage:.1%}", tone="alert")
     if coverage > high:
-        return Cell(text=f"▲ {coverage:.1%}", tone="calm")
+        return Cell(value=f"▲ {coverage:.1%}", tone="calm")
     return f"{coverage:.1%}"
 
 
@@ -200,7 +201,7 @@ def _case_row(operator: OperatorTrainingReport, case: HeldOutCase) -> tuple[str 
         format_number(case.measured_us),
         format_number(case.estimate_us),
         f"{case.estimate_us / case.measured_us - 1:+.0%}",
-        interval if is_covered else Cell(text=f"▼ {interval}", tone="alert"),
+        interval if is_covered else Cell(value=f"▼ {interval}", tone="alert"),
         ", ".join(f"{name}\u00a0{value}" for name, value in case.dims.items()),
     )
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CapacityProbe, CapacityReport
-from foretoken.page.block import Chart, Column
+from foretoken.page.block import Cell, Chart, Column, Value
 from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import draw_intervals
-from foretoken.page.section import Cell, DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.palette import describe_interval
 from foretoken.simulator.report.question import configuration_section, with_echo
 from foretoken.simulator.report.search_candidates import limits_of, missed_outcomes
@@ -77,20 +77,20 @@ def _overview(report: CapacityReport) -> Section:
     )
     limiting = f" {report.limiting} fails first." if report.limiting else ""
     facts = [
-        Fact.of("capacity_rps", report, _bounds(report.low_rps, report.high_rps)),
-        Fact(
+        Value.of("capacity_rps", report, _bounds(report.low_rps, report.high_rps)),
+        Value(
             label="of that by the workload's chance",
             value=_bounds(report.sampling_low_rps, report.sampling_high_rps) or "-",
             note="the rest is the estimates' error",
         ),
-        Fact.of(
+        Value.of(
             "capacity_rps_per_gpu",
             report,
             f"{report.num_devices:,} {'GPU' if report.num_devices == 1 else 'GPUs'}",
         ),
     ]
     if report.usd_per_million_output_tokens > 0:
-        facts.append(Fact.of("usd_per_million_output_tokens", report, "at that rate"))
+        facts.append(Value.of("usd_per_million_output_tokens", report, "at that rate"))
     return Section(
         title="Capacity",
         intro=f"{found}{limiting} {_effort(report)}",
@@ -162,7 +162,7 @@ def _verdict(probe: CapacityProbe) -> str | Cell:
     missed = missed_outcomes(probe.outcomes)
     if probe.is_cut_short:
         missed = ["the queue only grew; cut short", *missed]
-    return Cell(text="; ".join(missed) or "misses the targets", tone="alert")
+    return Cell(value="; ".join(missed) or "misses the targets", tone="alert")
 
 
 def _bounds(low: float, high: float) -> str:

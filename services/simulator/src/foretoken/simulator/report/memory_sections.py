@@ -7,11 +7,11 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.requests.training_run import TrainingMemoryReport
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
-from foretoken.page.block import Chart, Column
+from foretoken.page.block import Cell, Chart, Column, Value
 from foretoken.page.chart import GREY, Plot, Rule
 from foretoken.page.curve import draw_parts
 from foretoken.page.html import render_sections
-from foretoken.page.section import Cell, DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.question import scenario_section, with_echo
 
@@ -96,7 +96,7 @@ def parts_section(stages: Sequence[StageMemory]) -> Section:
 
 def _margin(stage: StageMemory) -> Cell | str:
     text = _gib(stage.margin_bytes)
-    return Cell(text=f"{text}, too little", tone="alert") if stage.margin_bytes < 0 else text
+    return Cell(value=f"{text}, too little", tone="alert") if stage.margin_bytes < 0 else text
 
 
 def _gib(num_bytes: float) -> str:
@@ -132,22 +132,14 @@ def _overview(report: TrainingMemoryReport) -> Section:
         warning = f"This strategy does not fit: {report.feasibility.reason}."
     if report.memory:
         fullest = fullest_of(report.memory)
+        sizes = f"stage {fullest.stage}, of {format_number(fullest.device_bytes / GIB)} GiB"
+        on = f"on {report.num_devices:,} devices"
+        params = report.num_params / 1e9
+        held, free = fullest.reserved_bytes / GIB, fullest.margin_bytes / GIB
         facts = [
-            Fact(
-                label="fullest stage",
-                value=f"{format_number(fullest.reserved_bytes / GIB)} GiB",
-                note=f"stage {fullest.stage}, of {format_number(fullest.device_bytes / GIB)} GiB",
-            ),
-            Fact(
-                label="margin",
-                value=f"{format_number(fullest.margin_bytes / GIB)} GiB",
-                note=f"mostly {fullest.largest}",
-            ),
-            Fact(
-                label="parameters",
-                value=f"{format_number(report.num_params / 1e9)} billion",
-                note=f"on {report.num_devices:,} devices",
-            ),
+            Value(label="fullest stage", value=held, unit="GiB", note=sizes),
+            Value(label="margin", value=free, unit="GiB", note=f"mostly {fullest.largest}"),
+            Value(label="parameters", value=params, unit="billion", note=on),
         ]
     return Section(title="Memory plan", warning=warning, intro=" ".join(report.notes), facts=facts)
 

@@ -8,10 +8,10 @@ from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CandidateColumns, CapacityProbe, Finalist
-from foretoken.page.block import Chart, Column
+from foretoken.page.block import Cell, Chart, Column
 from foretoken.page.chart import SERIES, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.section import Cell, DataTable, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.palette import groups_chart
 from foretoken.simulator.report.search_candidates import (
     curve_of,
@@ -53,7 +53,7 @@ def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
     for finalist, candidates in found:
         missed = missed_outcomes(finalist.outcomes)
         report = finalist.report
-        verdict = Cell(text="misses " + ", ".join(missed), tone="alert")
+        verdict = Cell(value="misses " + ", ".join(missed), tone="alert")
         rows.append(
             [
                 finalist.name,

@@ -9,9 +9,9 @@ from foretoken.domain.requests.search import (
     Sensitivity,
     ServingSearchReport,
 )
-from foretoken.page.block import Column
+from foretoken.page.block import Cell, Column, Value
 from foretoken.page.curve import draw_changes
-from foretoken.page.section import Cell, DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.question import request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
     PLACE,
@@ -101,33 +101,21 @@ def _closest(report: ServingSearchReport) -> DataTable:
     )
 
 
-def _facts(report: ServingSearchReport, best: Row) -> list[Fact]:
+def _facts(report: ServingSearchReport, best: Row) -> list[Value]:
     facts = [
-        Fact.of(_THROUGHPUT, best, _interval(best, "tps_per_gpu_low", "tps_per_gpu_high")),
-        Fact.of(
-            "tps_per_user", best, f"{METRICS['tpot_ms'].label} {METRICS['tpot_ms'].words(best)} ms"
-        ),
-        Fact(
-            label=METRICS["ttft_ms"].label,
-            value=f"{METRICS['ttft_ms'].words(best)} ms",
-            note=_interval(best, "ttft_low_ms", "ttft_high_ms"),
-        ),
-        Fact.of(
+        Value.of(_THROUGHPUT, best, low=best["tps_per_gpu_low"], high=best["tps_per_gpu_high"]),
+        Value.of("tps_per_user", best, f"{METRICS['tpot_ms'].label} {best['tpot_ms']:.3g} ms"),
+        Value.of("ttft_ms", best, low=best["ttft_low_ms"], high=best["ttft_high_ms"]),
+        Value.of(
             "num_devices", best, f"{best['device']}, {describe_replicas(best)}{_idle_note(best)}"
         ),
     ]
-    if best["usd_per_million_output_tokens"] > 0:
-        facts.append(Fact.of(_COST, best, f"USD {format_number(best['usd_per_hour'])} an hour"))
+    if best[_COST] > 0:
+        facts.append(Value.of(_COST, best, f"USD {format_number(best['usd_per_hour'])} an hour"))
     if report.min_devices:
-        facts.append(
-            Fact(
-                label=METRICS["min_devices"].title,
-                value=f"{report.min_devices:,}",
-                note=report.min_devices_by,
-            )
-        )
+        facts.append(Value.of("min_devices", report, report.min_devices_by))
     if report.min_usd_per_hour:
-        facts.append(Fact.of("min_usd_per_hour", report, report.min_usd_per_hour_by))
+        facts.append(Value.of("min_usd_per_hour", report, report.min_usd_per_hour_by))
     return facts
 
 
@@ -201,7 +189,7 @@ def _sensitivity(sensitivities: Sequence[Sensitivity], best: str) -> Section:
             item.change,
             f"{item.throughput_ratio - 1:+.1%}",
             *(METRICS[name].words(item) for name in (_THROUGHPUT, *_LATENCIES)),
-            "the same" if item.is_same_best else Cell(text=item.best, tone="calm"),
+            "the same" if item.is_same_best else Cell(value=item.best, tone="calm"),
         ]
         for item in sensitivities
     ]
@@ -225,9 +213,3 @@ def _configuration(report: ServingSearchReport) -> list[Section]:
     origin = f"Seed {seed}, predictor {report.model_version or 'no trained model'}"
     scenarios = [finalist.scenario_json for finalist in report.finalists]
     return request_sections(report.request_json, "serving", scenarios, origin)
-
-
-def _interval(row: Row, low: str, high: str) -> str:
-    if row[high] <= 0:
-        return ""
-    return f"{format_number(row[low])} to {format_number(row[high])}"

@@ -20,10 +20,10 @@ from foretoken.domain.results.report import (
     ServingStageMemory,
 )
 from foretoken.domain.units import GIB, MS_PER_S
-from foretoken.page.block import Chart, Column, Table
+from foretoken.page.block import Cell, Chart, Column, Table
 from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_parts
-from foretoken.page.section import Cell, DataTable, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.palette import OF_SERVING_MEMORY
 from foretoken.simulator.serving.metrics import instants_of_columns, measure
 
@@ -205,7 +205,7 @@ def _attainment(item: ClassReport) -> str | Cell:
     if not item.is_limited:
         return "no limits"
     text = f"{item.slo_attainment_ratio:.0%}"
-    return Cell(text=text, tone="alert") if item.slo_attainment_ratio < _LOW_ATTAINMENT else text
+    return Cell(value=text, tone="alert") if item.slo_attainment_ratio < _LOW_ATTAINMENT else text
 
 
 # A class that meets its objectives less often stands out.

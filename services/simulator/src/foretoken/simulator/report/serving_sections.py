@@ -9,10 +9,10 @@ from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
-from foretoken.page.block import Column
+from foretoken.page.block import Column, Value
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, Plot
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.section import DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report.palette import colors_of_loads, groups_chart, provenance_chart
 from foretoken.simulator.report.question import (
@@ -112,52 +112,41 @@ def _overview(reports: Sequence[ServingReport]) -> Section:
             f"{low:+.0%} to {high:+.0%}."
         ),
         facts=(
-            Fact.of(
+            Value.of(
                 "goodput_rps", best, f"{best.slo_attainment_ratio:.0%} of requests meet the SLO"
             ),
             *(
-                Fact(
+                Value(
                     label=f"{metric.label} p99",
-                    value=f"{format_number(metric.value(best).p99)} {metric.unit}",
+                    value=metric.value(best).p99,
+                    unit=metric.unit,
                     note=f"median {format_number(metric.value(best).p50)} {metric.unit}",
                 )
                 for metric in (LIMITED[name] for name in ("ttft_ms", "itl_ms", "tpot_ms"))
             ),
-            Fact(
-                label=f"most {METRICS['output_throughput_tps'].label}",
-                value=f"{format_number(busiest.output_throughput_tps)}",
-                note=f"at {describe_load(busiest)}; "
+            Value.of(
+                "output_throughput_tps",
+                busiest,
+                f"at {describe_load(busiest)}; "
                 f"{format_number(busiest.output_throughput_tps_per_gpu)} per GPU",
+                label=f"most {METRICS['output_throughput_tps'].label}",
             ),
-            Fact(
-                label=METRICS["utilization_ratio"].label,
-                value=f"{best.utilization_ratio:.0%}",
-                note=f"MFU {best.mfu_ratio:.1%}, MBU {best.mbu_ratio:.1%}",
+            Value.of(
+                "utilization_ratio", best, f"MFU {best.mfu_ratio:.1%}, MBU {best.mbu_ratio:.1%}"
             ),
             *_price_facts(best),
         ),
     )
 
 
-def _price_facts(report: ServingReport) -> list[Fact]:
+def _price_facts(report: ServingReport) -> list[Value]:
     facts = []
     if report.cost_usd > 0:
-        facts.append(
-            Fact(
-                label="cost",
-                value=f"{format_number(report.usd_per_million_output_tokens)} USD",
-                note="a million output tokens; "
-                f"{format_number(report.usd_per_million_tokens)} of all tokens",
-            )
-        )
+        whole = f"{format_number(report.usd_per_million_tokens)} of all tokens"
+        facts.append(Value.of("usd_per_million_output_tokens", report, whole))
     if report.power_w_mean > 0:
-        facts.append(
-            Fact(
-                label=METRICS["energy_j_per_output_token"].label,
-                value=f"{format_number(report.energy_j_per_output_token)} J",
-                note=f"{format_number(report.power_w_mean)} W on average, all devices",
-            )
-        )
+        power = f"{format_number(report.power_w_mean)} W on average, all devices"
+        facts.append(Value.of("energy_j_per_output_token", report, power))
     return facts
 
 

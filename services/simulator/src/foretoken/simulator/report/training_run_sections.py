@@ -12,10 +12,10 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
-from foretoken.page.block import Chart, Column
+from foretoken.page.block import Chart, Column, Value
 from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
-from foretoken.page.section import DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.palette import BOUNDS_CAPTION, describe_interval
 from foretoken.simulator.report.question import (
     configuration_section,
@@ -88,60 +88,32 @@ def _overview(report: TrainingRunReport, request: TrainingRunRequest) -> Section
     )
 
 
-def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Fact]:
-    spread = report.days_spread
-    facts = [
-        Fact.of(
-            "days",
-            report,
-            (
-                f"{describe_interval(report.days_low, report.days_high, '')} with operators at"
-                f" their bounds; nine runs of ten end by day {format_number(spread.p90)}"
-            ),
-        ),
-        Fact.of(
-            "goodput_ratio",
-            report,
-            f"{format_number(report.ideal_days)} days without interruptions",
-        ),
-    ]
-    if report.num_failures:
-        facts.append(
-            Fact.of(
-                "num_failures",
-                report,
-                (
-                    f"a checkpoint of {format_number(report.checkpoint_bytes / _GIGA)} GB every"
-                    f" {format_number(report.checkpoint_interval_s / _S_PER_MINUTE)} min"
-                ),
-            )
-        )
-    if report.usd:
-        facts.append(
-            Fact(
-                label=METRICS["usd"].title,
-                value=f"{report.usd:,.0f}",
-                note=(
-                    f"{format_number(report.usd_per_step)} a step,"
-                    f" {format_number(report.usd_per_hour)} an hour of a GPU"
-                ),
-            )
-        )
-    facts.append(
-        Fact(
-            label="energy (MWh)",
-            value=format_number(report.energy_kwh / _KWH_PER_MWH),
-            note=f"{report.device_hours:,.0f} {METRICS['device_hours'].label}",
-        )
+def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Value]:
+    days = (
+        f"{describe_interval(report.days_low, report.days_high, '')} with operators at their"
+        f" bounds; nine runs of ten end by day {format_number(report.days_spread.p90)}"
     )
-    if request.target_days:
-        facts.append(
-            Fact(
-                label=f"devices for {request.target_days:g} days",
-                value=f"{report.target_devices:,}" if report.target_devices else "none",
-                note="with the same batch",
-            )
+    ideal = f"{format_number(report.ideal_days)} days without interruptions"
+    facts = [Value.of("days", report, days), Value.of("goodput_ratio", report, ideal)]
+    if report.num_failures:
+        checkpoints = (
+            f"a checkpoint of {format_number(report.checkpoint_bytes / _GIGA)} GB every"
+            f" {format_number(report.checkpoint_interval_s / _S_PER_MINUTE)} min"
         )
+        facts.append(Value.of("num_failures", report, checkpoints))
+    if report.usd:
+        prices = (
+            f"{format_number(report.usd_per_step)} a step,"
+            f" {format_number(report.usd_per_hour)} an hour of a GPU"
+        )
+        facts.append(Value.of("usd", report, prices))
+    energy, hours = report.energy_kwh / _KWH_PER_MWH, f"{report.device_hours:,.0f}"
+    note = f"{hours} {METRICS['device_hours'].label}"
+    facts.append(Value(label="energy", value=energy, unit="MWh", note=note))
+    if request.target_days:
+        label = f"devices for {request.target_days:g} days"
+        found = report.target_devices or "none"
+        facts.append(Value(label=label, value=found, note="with the same batch"))
     return facts
 
 

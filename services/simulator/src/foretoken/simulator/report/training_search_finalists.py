@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.metrics.number_text import describe_step
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import StrategyFinalist
-from foretoken.page.block import Chart, Column
+from foretoken.page.block import Cell, Chart, Column
 from foretoken.page.chart import BLUE, GREEN, GREY, VERMILION, Plot
 from foretoken.page.curve import draw_parts
-from foretoken.page.section import Cell, DataTable, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.memory_sections import fullest_of, memory_chart
 from foretoken.simulator.report.training_search_rows import (
     STEP_PARTS,
@@ -66,7 +66,7 @@ def _row(finalist: StrategyFinalist) -> list[str | Cell]:
         describe_step(finalist.closed_form_ms),
         f"{error:+.2%}",
         *(METRICS[name].words(report) for name in (*_FIGURES, "margin_bytes")),
-        "fits" if report.feasibility.is_feasible else Cell(text=reason, tone="alert"),
+        "fits" if report.feasibility.is_feasible else Cell(value=reason, tone="alert"),
     ]
 
 

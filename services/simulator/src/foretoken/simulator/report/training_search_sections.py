@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import StrategySensitivity, TrainingSearchReport
-from foretoken.page.block import Column
+from foretoken.page.block import Cell, Column, Value
 from foretoken.page.chart import Plot
 from foretoken.page.curve import draw_changes, draw_intervals
-from foretoken.page.section import Cell, DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.question import remark_sections, request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
     PLACE,
@@ -28,7 +28,6 @@ from foretoken.simulator.report.training_search_rows import (
     best_by_objective,
     best_of_layouts,
     describe_best_then,
-    describe_bounds,
     describe_change,
     describe_choices,
     describe_devices,
@@ -111,31 +110,26 @@ def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     )
 
 
-def _facts(best: Row) -> list[Fact]:
+def _facts(best: Row) -> list[Value]:
+    others = ("bubble_ratio", "exposed_communication_ratio")
+    low, high = throughput_bounds(best)
     facts = [
-        Fact.of(_THROUGHPUT, best, describe_bounds(best)),
-        Fact(
+        Value.of(_THROUGHPUT, best, low=low, high=high),
+        Value(
             label=METRICS["step_time_ms"].label,
             value=describe_step(best["step_time_ms"]),
             note=f"{describe_step(best['step_time_low_ms'])} to"
             f" {describe_step(best['step_time_high_ms'])}",
         ),
-        Fact.of(
+        Value.of(
             "mfu_ratio",
             best,
-            ", ".join(
-                f"{METRICS[name].label} {METRICS[name].words(best)}"
-                for name in ("bubble_ratio", "exposed_communication_ratio")
-            ),
+            ", ".join(f"{METRICS[name].label} {METRICS[name].words(best)}" for name in others),
         ),
-        Fact(
-            label=METRICS["margin_bytes"].label,
-            value=f"{METRICS['margin_bytes'].words(best)} GiB",
-            note=describe_devices(best),
-        ),
+        Value.of("margin_bytes", best, describe_devices(best)),
     ]
     if best["usd_per_step"] > 0:
-        facts.append(Fact.of(_COST, best, f"USD {METRICS['usd_per_step'].words(best)} a step"))
+        facts.append(Value.of(_COST, best, f"USD {METRICS['usd_per_step'].words(best)} a step"))
     return facts
 
 
@@ -269,7 +263,7 @@ def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Sec
             f"{item.num_fitting:,}",
             describe_best_then(item)
             if item.is_same_best
-            else Cell(text=describe_best_then(item), tone="calm"),
+            else Cell(value=describe_best_then(item), tone="calm"),
         ]
         for item in sensitivities
     ]

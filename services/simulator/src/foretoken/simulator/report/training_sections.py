@@ -4,7 +4,8 @@ from foretoken.domain.metrics.number_text import format_number, step_unit
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.results.report import describe_shares
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.page.section import Fact, Section
+from foretoken.page.block import Value
+from foretoken.page.section import Section
 from foretoken.simulator.report import training_detail as detail
 from foretoken.simulator.report.memory_sections import parts_section
 from foretoken.simulator.report.palette import describe_interval
@@ -50,62 +51,44 @@ def _overview(report: TrainingReport) -> Section:
     )
 
 
-def _time_facts(report: TrainingReport) -> list[Fact]:
+def _time_facts(report: TrainingReport) -> list[Value]:
     scale, unit = step_unit(report.step_time_ms)
-    interval = describe_interval(
-        report.step_time_low_ms / scale, report.step_time_high_ms / scale, unit
-    )
-    facts = [
-        Fact(
-            label=METRICS["step_time_ms"].label,
-            value=f"{format_number(report.step_time_ms / scale)} {unit}",
-            note=interval,
-        )
-    ]
+
+    def fact(name: str, time_ms: float, note: str) -> Value:
+        return Value(label=METRICS[name].label, value=time_ms / scale, unit=unit, note=note)
+
+    low, high = report.step_time_low_ms / scale, report.step_time_high_ms / scale
+    facts = [fact("step_time_ms", report.step_time_ms, describe_interval(low, high, unit))]
     if is_calibrated(report):
-        facts.append(
-            Fact(
-                label=METRICS["step_time_raw_ms"].label,
-                value=f"{format_number(report.step_time_raw_ms / scale)} {unit}",
-                note=f"calibration: {report.step_time_ms / report.step_time_raw_ms - 1:+.1%}",
-            )
-        )
+        change = f"calibration: {report.step_time_ms / report.step_time_raw_ms - 1:+.1%}"
+        facts.append(fact("step_time_raw_ms", report.step_time_raw_ms, change))
     spread = report.step_spread_ms
     if spread.p99 > spread.p50:
-        facts.append(
-            Fact(
-                label=METRICS["step_spread_ms.p99"].label,
-                value=f"{format_number(spread.p99 / scale)} {unit}",
-                note=f"half {format_number(spread.p50 / scale)} {unit},"
-                f" nine of ten {format_number(spread.p90 / scale)} {unit}",
-            )
-        )
+        half, most = (format_number(time_ms / scale) for time_ms in (spread.p50, spread.p90))
+        note = f"half {half} {unit}, nine of ten {most} {unit}"
+        facts.append(fact("step_spread_ms.p99", spread.p99, note))
     return facts
 
 
-def _use_facts(report: TrainingReport) -> list[Fact]:
+def _use_facts(report: TrainingReport) -> list[Value]:
     exposed = sum(report.exposed_ms_by_axis.values())
     whole = sum(report.communication_ms_by_axis.values())
     return [
-        Fact.of(
+        Value.of(
             "tokens_per_s",
             report,
             f"{METRICS['tokens_per_s_per_gpu'].words(report)} per GPU,"
             f" {METRICS['num_devices'].words(report)} GPUs",
         ),
-        _share_fact(report, "mfu_ratio", f"{METRICS['hfu_ratio'].words(report)} HFU"),
-        _share_fact(report, "bubble_ratio", "of the step, mean over stages"),
-        _share_fact(
-            report,
+        Value.of("mfu_ratio", report, f"{METRICS['hfu_ratio'].words(report)} HFU"),
+        Value.of("bubble_ratio", report, "of the step, mean over stages"),
+        Value.of(
             "exposed_communication_ratio",
+            report,
             f"of the step; {format_number(exposed)} of {format_number(whole)} ms"
             " on the critical stage",
         ),
     ]
-
-
-def _share_fact(report: TrainingReport, name: str, remark: str) -> Fact:
-    return Fact(label=METRICS[name].label, value=METRICS[name].words(report), note=remark)
 
 
 def is_calibrated(report: TrainingReport) -> bool:

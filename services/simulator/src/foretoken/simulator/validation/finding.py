@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
-from foretoken.page.block import Chart, Column, Table
+from foretoken.page.block import Cell, Chart, Column, Table, Value
 from foretoken.page.chart import Plot
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.section import Cell, DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.grid import Floats
 
 
@@ -78,7 +78,7 @@ def find_estimates(
         )
 
 
-def findings_section(intro: str, facts: Sequence[Fact], findings: Iterable[Finding]) -> Section:
+def findings_section(intro: str, facts: Sequence[Value], findings: Iterable[Finding]) -> Section:
     """Return what a comparison says in words, with what it is of and its first figures."""
     rows = [(item.component, item.text, item.advice) for item in findings]
     table = DataTable(
@@ -109,4 +109,4 @@ def _cell(value: float | str | Cell) -> str | Cell:
 def error_cell(error_ratio: float, alert_ratio: float) -> str | Cell:
     """Return simulated over measured less one; pointed out above a size."""
     text = f"{error_ratio:+.1%}"
-    return Cell(text=text, tone="alert") if abs(error_ratio) > alert_ratio else text
+    return Cell(value=text, tone="alert") if abs(error_ratio) > alert_ratio else text

@@ -8,10 +8,10 @@ import numpy as np
 from foretoken.domain.measurements.correction import Correction
 from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.page.block import Chart, Column
+from foretoken.page.block import Cell, Chart, Column, Value
 from foretoken.page.chart import BLUE, ORANGE, Plot
 from foretoken.page.curve import Curve, draw_curves, draw_parts
-from foretoken.page.section import Cell, Fact, Section
+from foretoken.page.section import Section
 from foretoken.simulator.validation.decode_steps import DecodeComparison
 from foretoken.simulator.validation.finding import (
     error_cell,
@@ -174,7 +174,7 @@ def write_calibrated(calibration: ServingCalibration) -> str:
 def _findings(validation: ServingValidation) -> Section:
     left_out = validation.num_failed + validation.num_unfinished
     facts = [
-        Fact(
+        Value(
             label=f"{METRICS[item.name].label} mean",
             value=f"{item.error_ratio('mean'):+.1%}",
             note=f"per request {item.mape_ratio:.1%} off" if item.mape_ratio else "",

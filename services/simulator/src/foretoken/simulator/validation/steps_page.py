@@ -9,9 +9,9 @@ import numpy as np
 from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.units import US_PER_MS
-from foretoken.page.block import Chart
+from foretoken.page.block import Cell, Chart, Value
 from foretoken.page.chart import Plot
-from foretoken.page.section import Cell, Fact, Section
+from foretoken.page.section import Section
 from foretoken.simulator.validation.finding import error_cell, number_table, pairs_chart
 from foretoken.simulator.validation.steps import StepComparison, StepsValidation, describe_shares
 
@@ -48,7 +48,7 @@ def _draw(validations: Sequence[StepsValidation]) -> Sequence[Chart]:
 
 def _overview(validations: Sequence[StepsValidation]) -> Section:
     facts = [
-        Fact(
+        Value(
             label=f"{item.model} on {item.device}, errors of {len(item.steps)} steps",
             value=f"median {item.error_median:.1%}",
             note=f"P90 {item.error_p90:.1%}",
@@ -60,7 +60,7 @@ def _overview(validations: Sequence[StepsValidation]) -> Section:
     if len(facts) > 1:
         median, largest = statistics.median(errors), max(errors)
         label, note = f"errors of all {len(errors)} steps", f"largest {largest:.1%}"
-        facts.append(Fact(label=label, value=f"median {median:.1%}", note=note))
+        facts.append(Value(label=label, value=f"median {median:.1%}", note=note))
     return Section(
         title="Steps",
         intro=(

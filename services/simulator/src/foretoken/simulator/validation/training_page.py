@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
-from foretoken.page.block import Chart, Column
+from foretoken.page.block import Cell, Chart, Column, Value
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Plot
 from foretoken.page.curve import draw_parts
-from foretoken.page.section import Cell, DataTable, Fact, Section
+from foretoken.page.section import DataTable, Section
 from foretoken.simulator.validation.finding import error_cell, findings_section, number_table
 from foretoken.simulator.validation.training import TrainingValidation
 from foretoken.simulator.validation.training_comparison import (
@@ -88,31 +88,29 @@ def _runs(validations: Sequence[TrainingValidation]) -> Section:
 def _findings(validation: TrainingValidation) -> Section:
     step, raw = validation.step, validation.step_raw
     facts = [
-        Fact(
+        Value(
             label="step, measured",
-            value=f"{format_number(step.measured_ms)} ms",
+            value=step.measured_ms,
+            unit="ms",
             note=f"{validation.num_flagged_steps} of its steps flagged and left out",
         ),
-        Fact(
+        Value(
             label="step, simulated",
-            value=f"{format_number(step.simulated_ms)} ms",
+            value=step.simulated_ms,
+            unit="ms",
             note=f"{format_number(validation.simulated_low_ms)} to"
             f" {format_number(validation.simulated_high_ms)} ms with operators at their bounds",
         ),
-        Fact(label="error of the step", value=f"{step.error_ratio:+.1%}"),
+        Value(label="error of the step", value=f"{step.error_ratio:+.1%}"),
     ]
     if raw.simulated_ms != step.simulated_ms:
-        facts.append(
-            Fact(
-                label="without calibration",
-                value=f"{raw.error_ratio:+.1%}",
-                note=f"{format_number(raw.simulated_ms)} ms",
-            )
-        )
+        note = f"{format_number(raw.simulated_ms)} ms"
+        error = f"{raw.error_ratio:+.1%}"
+        facts.append(Value(label="without calibration", value=error, note=note))
     if validation.scores and validation.scores[-1].num_scored:
         overall = validation.scores[-1]
         facts.append(
-            Fact(
+            Value(
                 label="error of components",
                 value=f"{overall.mape_ratio:.1%}",
                 note=f"mean without signs of {overall.num_scored},"
