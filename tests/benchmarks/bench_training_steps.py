@@ -5,8 +5,8 @@ Run: python tests/benchmarks/bench_training_steps.py [--home FOLDER] [--rows NAM
 The rows are those of `training_truth/hopper_blackwell_steps.csv`; the operators are the starter's,
 as in a new installation, or those of `--home`. Nothing is fitted to the rows. Prints every step
 predicted and measured, the peak of memory where it was stated, whether the run is predicted to fit
-(all of them ran), then the errors by kind, and the gain of FP8 over BF16 of runs that differ in
-nothing else. `--detail` adds the parts of a step.
+(all of them ran), then the errors by kind, how many are inside their intervals, and the gain of FP8
+over BF16 of runs that differ in nothing else. `--detail` adds the parts of a step.
 """
 
 import argparse
@@ -81,7 +81,8 @@ def _compare(rows: list[_Row], services: Foretoken, *, is_detailed: bool) -> Non
     errors: dict[str, list[float]] = defaultdict(list)
     memory: dict[str, list[float]] = defaultdict(list)
     steps: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    num_unfit = 0
+    widths: list[float] = []
+    num_unfit = num_inside = 0
     for row in rows:
         report = simulate_training(row.scenario, services.predictor, None)
         step_s = report.step_time_ms / 1e3
@@ -90,6 +91,9 @@ def _compare(rows: list[_Row], services: Foretoken, *, is_detailed: bool) -> Non
         for key in (row.kind, "experts" if row.scenario.model.moe else "dense", "all"):
             errors[key].append(error)
         num_unfit += not report.feasibility.is_feasible
+        low_s, high_s = report.step_time_low_ms / 1e3, report.step_time_high_ms / 1e3
+        num_inside += low_s <= row.step_s <= high_s
+        widths.append((high_s - low_s) / step_s)
         sys.stdout.write(
             f"{row.name:34} {row.step_s:8.3f} s, predicted {step_s:8.3f}, {error:+7.1%}"
             f"{''.join(_memory(row, report, memory))}"
@@ -103,7 +107,11 @@ def _compare(rows: list[_Row], services: Foretoken, *, is_detailed: bool) -> Non
             f" {statistics.fmean(map(abs, found)):.1%}, median"
             f" {statistics.median(map(abs, found)):.1%}, signed {statistics.fmean(found):+.1%}\n"
         )
-    sys.stdout.write(f"predicted not to fit: {num_unfit} of {len(rows)}\n")
+    sys.stdout.write(
+        f"inside their intervals: {num_inside} of {len(rows)}, median width"
+        f" {statistics.median(widths):.2f} of the step\n"
+        f"predicted not to fit: {num_unfit} of {len(rows)}\n"
+    )
     _write_gains(steps)
 
 
