@@ -69,7 +69,9 @@ def _compare(series: Sequence[Series]) -> Iterator[tuple[str, str, Floats]]:
             if len(apart) >= _MIN_SHARED:
                 names = {item.key.framework.partition(" ")[0] for item in (one, other)}
                 relation = "version" if len(names) == 1 else "software"
-                yield "variant" if key.variant else "plain", relation, apart
+                is_16_bit = key.dtype in ("bf16", "fp16")
+                plain = "plain, 16 bit" if is_16_bit else "plain"
+                yield "variant" if key.variant else plain, relation, apart
 
 
 def _apart(one: Series, other: Series) -> Floats:

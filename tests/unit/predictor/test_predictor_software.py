@@ -93,7 +93,7 @@ def test_the_nearest_version_answers_before_other_software(
     assert "vllm 0.20.1" == found.other_framework
     assert [Provenance.INTERPOLATED.value] == found.provenance.tolist()
     own = _ask(service, framework="vllm 0.20.1")
-    doubt = np.exp(software_doubt_log(Relation.VERSION, find_operator("gemm"), ""))
+    doubt = np.exp(software_doubt_log(Relation.VERSION, find_operator("gemm"), "bf16", ""))
     assert found.high_us[0] == pytest.approx(own.high_us[0] * doubt)
     assert found.low_us[0] == pytest.approx(own.low_us[0] / doubt)
 
@@ -107,7 +107,7 @@ def test_other_software_widens_the_interval_and_is_named(
     found = _ask(service, preferred_framework="vllm 0.19")
     assert anybody.latency_us.tolist() == found.latency_us.tolist()
     assert "sglang 0.5.14, trtllm 1.3.0" == found.other_framework
-    doubt = np.exp(software_doubt_log(Relation.OTHER, find_operator("gemm"), ""))
+    doubt = np.exp(software_doubt_log(Relation.OTHER, find_operator("gemm"), "bf16", ""))
     assert found.high_us[0] == pytest.approx(anybody.high_us[0] * doubt)
     assert found.low_us[0] == pytest.approx(anybody.low_us[0] / doubt)
     assert "" == anybody.other_framework

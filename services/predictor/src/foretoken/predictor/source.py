@@ -71,7 +71,8 @@ class Source:
 
 def choice_doubt_log(choice: Choice, spec: OperatorSpec) -> float:
     """Return the further uncertainty about times of another software, kernel or variant."""
-    doubt_log = software_doubt_log(choice.software, spec, choice.head.key.variant)
+    key = choice.head.key
+    doubt_log = software_doubt_log(choice.software, spec, key.dtype, key.variant)
     return max(doubt_log, _OTHER_CODE_LOG) if choice.is_other_code else doubt_log
 
 
