@@ -90,9 +90,7 @@ class _Launch:
 
 
 # InferenceMAX starts gpt-oss under vLLM with VLLM_MXFP4_USE_MARLIN=1.
-_VLLM, _TRTLLM = "vllm 0.24.0", "trtllm 1.3.0rc20"
-# No table was measured under SGLang, whose operators are vLLM's for the most part.
-_SGLANG = _VLLM
+_VLLM, _TRTLLM, _SGLANG = "vllm 0.24.0", "trtllm 1.3.0rc20", "sglang 0.5.14"
 _CACHED = {"has_prefix_caching": "true"}
 _UNCACHED = {"has_prefix_caching": "false"}
 

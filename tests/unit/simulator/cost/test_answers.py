@@ -114,23 +114,27 @@ def test_a_cache_write_counts_only_where_it_was_measured_apart(
     assert tables.tokens_us[0, 0, 1] == expected
 
 
-def test_vllm_sums_small_tensors_by_its_own_kernel() -> None:
+@pytest.mark.parametrize(
+    ("profile", "kernel"),
+    [("vllm-0.19", "vllm_custom"), ("sglang-0.5", "sglang_customallreduce")],
+)
+def test_engines_sum_small_tensors_by_their_own_kernel(profile: str, kernel: str) -> None:
     kernels: dict[str, _Latency] = {
         "all_reduce": lambda _: 1.0,
-        "all_reduce/vllm_custom_graph": lambda _: 100.0,
-        "all_reduce/vllm_custom_eager": lambda _: 200.0,
+        f"all_reduce/{kernel}_graph": lambda _: 100.0,
+        f"all_reduce/{kernel}_eager": lambda _: 200.0,
     }
     scenario = _one_layer(layout=ParallelLayout(tp=2))
-    changed = EngineSpec(profile="vllm-0.19", max_num_batched_tokens=2048)
+    changed = EngineSpec(profile=profile, max_num_batched_tokens=2048)
     plain = _tables(scenario, kernels)
-    vllm = _tables(replace(scenario, engine=changed), kernels)
+    own = _tables(replace(scenario, engine=changed), kernels)
     num_sums = 3  # after the embedding, the attention and the MLP
     assert plain.tokens_us[0, 0, 16] == num_sums * 1.0
     # Inside a graph, and outside.
-    assert vllm.tokens_us[0, 0, 16] == num_sums * 100.0
+    assert own.tokens_us[0, 0, 16] == num_sums * 100.0
     # Of 4096 features of two bytes, 1024 tokens are the first that are not below 8 MiB.
-    assert vllm.tokens_us[0, 1, 1008] == num_sums * 200.0
-    assert vllm.tokens_us[0, 1, 1024] == num_sums * 1.0
+    assert own.tokens_us[0, 1, 1008] == num_sums * 200.0
+    assert own.tokens_us[0, 1, 1024] == num_sums * 1.0
 
 
 @pytest.mark.parametrize(("scale_us", "expected"), [(4.0, 4 * 6.0), (9.0, 4 * 10.0 * 4.4 / 11.9)])

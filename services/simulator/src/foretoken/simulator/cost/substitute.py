@@ -55,9 +55,12 @@ def find_folded(answers: Sequence[tuple[OperatorNode, LatencyColumns]]) -> froze
     )
 
 
-# vLLM sums tensors below this size with its own kernel, whether or not NCCL is faster.
-# Source: vllm/distributed/device_communicators/custom_all_reduce.py, max_size and should_custom_ar.
+# vLLM and SGLang sum tensors below this size with a kernel of their own, whether or not NCCL is
+# faster; here by engine, as profilers name it.
+# Source: custom_all_reduce.py of both, max_size and should_custom_ar (SGLang's is adapted from
+# vLLM's).
 _OWN_ALL_REDUCE_BYTES = 8192 * 1024
+_OWN_ALL_REDUCE_KERNELS = {"vllm": "vllm_custom", "sglang": "sglang_customallreduce"}
 # Where that kernel runs, inside a CUDA graph or outside: profilers record it by the kernel source,
 # or by the variant.
 _LANES = ("graph", "eager")
@@ -79,6 +82,7 @@ class Substitute:
         self._plain = replace(table_of_node(node), kernel=kernel)
         self._device = find_device(spec.device)
         self._is_vllm = spec.engine == "vllm"
+        own = _OWN_ALL_REDUCE_KERNELS.get(spec.engine, "")
         self._experts: Sequence[OperatorTable] = ()
         self._sums: Sequence[tuple[OperatorTable, Flags]] = ()
         self._scaled: Sequence[OperatorTable] = ()
@@ -90,8 +94,8 @@ class Substitute:
             self._experts = (*self._ungated, self._plain, *_expert_tables(self._plain))
         elif node.operator == "gemm":
             self._scaled = _scaled_tables(self._plain)
-        elif node.operator == "all_reduce" and self._is_vllm and not kernel:
-            self._sums = _sum_tables(self._plain, is_captured)
+        elif node.operator == "all_reduce" and own and not kernel:
+            self._sums = _sum_tables(self._plain, own, is_captured)
 
     def ask(self, questions: Questions) -> None:
         """Ask all ways."""
@@ -145,8 +149,10 @@ def _remote_us(table: OperatorTable, device: DeviceSpec) -> Floats:
     return remote_us
 
 
-def _sum_tables(table: OperatorTable, is_captured: Flags) -> Sequence[tuple[OperatorTable, Flags]]:
-    """Return how to ask about vLLM's own sums, and for which calls each way holds."""
+def _sum_tables(
+    table: OperatorTable, kernel: str, is_captured: Flags
+) -> Sequence[tuple[OperatorTable, Flags]]:
+    """Return how to ask about an engine's own sums, and for which calls each way holds."""
     is_own = np.asarray(table.columns["message_bytes"]) < _OWN_ALL_REDUCE_BYTES
     if len(is_captured) != table.num_rows:  # not of the tokens of one engine's step
         is_captured = np.zeros(table.num_rows, dtype=np.bool_)
@@ -155,7 +161,7 @@ def _sum_tables(table: OperatorTable, is_captured: Flags) -> Sequence[tuple[Oper
         for lane in _LANES
         for other in (
             replace(table, variant=f"lane={lane}", tentative=True),
-            replace(table, kernel=f"vllm_custom_{lane}", tentative=True),
+            replace(table, kernel=f"{kernel}_{lane}", tentative=True),
         )
     )
 
