@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretoken.predictor.nearest import NearestPoints
+from foretoken.predictor.neighbours import NearestPoints
 
 
 def _grid(num_axes: int, per_axis: int) -> np.ndarray:

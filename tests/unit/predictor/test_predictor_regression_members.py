@@ -19,9 +19,9 @@ from foretoken.predictor.regression.cross_validation import CrossValidation, Par
 from foretoken.predictor.regression.kriging import Kriging, Scales, learn_scales
 from foretoken.predictor.regression.member import STEPS, MemberFitter
 from foretoken.predictor.regression.mixture import learn_shares
+from foretoken.predictor.regression.regime import WorkLaw, fit_work_law
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
 from foretoken.predictor.regression.trees import TreeRows, Trees
-from foretoken.predictor.regression.work_law import WorkLaw, fit_work_law
 from foretoken.predictor.roofline import Target
 
 _Floats = npt.NDArray[np.float64]

@@ -7,7 +7,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.features import Design, build_design
-from foretoken.predictor.regression.work_law import fit_work_law
+from foretoken.predictor.regression.regime import fit_work_law
 from foretoken.predictor.roofline import Target
 
 SPEC = find_operator("moe_experts")

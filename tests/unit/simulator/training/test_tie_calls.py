@@ -14,7 +14,7 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.space import resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.tie_calls import find_tie_calls
+from foretoken.simulator.search.training.ties import find_tie_calls
 from foretoken.simulator.steps.strategies import Strategies
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from foretoken.predictor.features import Matrix
-from foretoken.predictor.nearest import NearestPoints
+from foretoken.predictor.neighbours import NearestPoints
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # Up to so many calls numpy solves: a process that requests little compiles nothing.

@@ -27,7 +27,7 @@ from foretoken.simulator.search.training.outcome import describe
 from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.sensitivity import Sensitivities
 from foretoken.simulator.search.training.survey import Survey
-from foretoken.simulator.search.training.tie_calls import find_tie_calls
+from foretoken.simulator.search.training.ties import find_tie_calls
 
 # Hears how far the changed questions are, from 0 to 1, and in words.
 TellChanged = Callable[[float, str], None]
