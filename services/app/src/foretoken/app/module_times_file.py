@@ -1,12 +1,9 @@
 """Times of modules that a training scenario names by a file."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from foretoken.catalog.importers.fasop import profile_file
 from foretoken.catalog.importers.fasop.profile_rows import (
@@ -18,10 +15,8 @@ from foretoken.catalog.importers.fasop.profile_rows import (
     PRESETS,
 )
 from foretoken.catalog.sources.content import (
-    parse_npy,
     parse_source_json,
     parse_source_yaml,
-    read_zip_members,
 )
 from foretoken.catalog.sources.file import SourceFile, read_source_file, refuse
 from foretoken.domain import schema
@@ -37,13 +32,8 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.units import US_PER_MS
 
 _NAME = re.compile(r"(?P<model>[^_]+)_(?P<gpu>[^_]+)_(?P<tp>[1-9]\d{0,3})(?:_(?P<other>[^_]+))?")
-_LAYER_MODULE = re.compile(r"model_layers_(\d+)_(\w+)")
-# FASOP profiles micro batches of 1, 2, 4, ... up to 128 samples.
-_SIZES_MAX = 16
 # Every rank of a FASOP profile computes the whole vocabulary.
 _UNSPLIT = "lm_head"
-# Some thirty years.
-_MAX_MS = 1e12
 
 
 def read_module_times(path: Path, facts: Mapping[str, Any]) -> ModuleTimes:
@@ -87,12 +77,7 @@ def _read_content(path: Path) -> Mapping[str, Any]:
 
 def _read_table(source: SourceFile, path: Path) -> dict[str, Any]:
     """Return the content of an `.npz`: a row per micro batch 1, 2, 4, ..., ms per column."""
-    members = read_zip_members(source, path)
-    if set(members) != {"data.npy"}:
-        refuse(path, f"holds {sorted(members)}, not one array named 'data'")
-    data = _numbers(parse_npy(members["data.npy"], path), path)
-    if data.shape[1:] != (len(COLUMNS),) or not 1 <= len(data) <= _SIZES_MAX:
-        refuse(path, f"an array of shape {data.shape}, not of 1 to {_SIZES_MAX} x {len(COLUMNS)}")
+    data = profile_file.read_table_ms(source, path)
     times = [
         _time(column.name, 2**row, data[row, place])
         for row in range(len(data))
@@ -103,7 +88,7 @@ def _read_table(source: SourceFile, path: Path) -> dict[str, Any]:
 
 def _read_legacy(source: SourceFile, path: Path) -> dict[str, Any]:
     """Return the content of an `.npy`: embedding, every layer, head; ms of one sample."""
-    data = _numbers(parse_npy(source.content, path), path)
+    data = profile_file.read_numbers(source.content, path)
     if data.ndim != 1 or len(data) < 3:  # noqa: PLR2004 - embedding, a layer, head
         refuse(path, f"an array of shape {data.shape}, not embedding, layers and head")
     layers = [
@@ -121,13 +106,9 @@ def _read_profile(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     num_layers = profile_file.read_setting(content, "num_layers", path)
     name = _preset_name(profile_file.model_name(content, path))
     size = profile_file.read_setting(content, "micro_batch_size", path)
-    combined = content["combined_timing"]
-    modules = combined.get("modules") if isinstance(combined, Mapping) else None
-    if not isinstance(modules, list):
-        refuse(path, "combined_timing.modules is no list")
     found: dict[tuple[str, int], list[float]] = {}
-    for key, value in _profile_times(combined, modules, path):
-        found.setdefault(key, []).append(value)
+    for column, layer, times_ms in profile_file.list_entries(content, path, ("median",)):
+        found.setdefault((column.name, layer), []).append(times_ms["median"])
     # A shortened model's layers stand for all layers of the whole one.
     has_all = num_layers == _num_layers(name)
     times = [
@@ -136,36 +117,6 @@ def _read_profile(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     ]
     tp = profile_file.read_setting(content, "tp_size", path)
     return {**_fasop_facts(tp), "model": name, "times": times}
-
-
-def _profile_times(
-    combined: Mapping[str, Any], modules: list[Any], path: Path
-) -> Iterator[tuple[tuple[str, int], float]]:
-    """Yield column, layer and ms in the order of a forward pass."""
-    columns = {column.module: column.name for column in COLUMNS}
-    yield from _outside(combined, "embedding", columns, path)
-    for index, entry in enumerate(modules):
-        name = entry.get("name") if isinstance(entry, Mapping) else None
-        match = _LAYER_MODULE.fullmatch(name) if isinstance(name, str) else None
-        if match is None or match[2] not in columns:
-            refuse(path, f"combined_timing.modules[{index}]: {name!r} is no module of a layer")
-        yield (columns[match[2]], int(match[1])), _median(entry, f"modules[{index}]", path)
-    yield from _outside(combined, "lm_head", columns, path)
-
-
-def _outside(
-    combined: Mapping[str, Any], module: str, columns: Mapping[str, str], path: Path
-) -> Iterator[tuple[tuple[str, int], float]]:
-    entry = combined.get(module)
-    if isinstance(entry, Mapping) and entry.get("count"):
-        yield (columns[module], -1), _median(entry, module, path)
-
-
-def _median(entry: Mapping[str, Any], place: str, path: Path) -> float:
-    value = entry.get("median_ms")
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _MAX_MS:
-        refuse(path, f"combined_timing.{place}.median_ms: {value!r:.40} is not a number of ms")
-    return float(value)
 
 
 def _time(module: str, micro_batch_size: int, time_ms: float, layer: int = -1) -> ModuleTime:
@@ -210,9 +161,3 @@ def _num_layers(model: str) -> int:
         return find_model(model).num_layers
     except UnknownModelError:
         return 0
-
-
-def _numbers(array: npt.NDArray[Any], path: Path) -> npt.NDArray[np.float64]:
-    if array.dtype.kind not in "fiu":
-        refuse(path, f"an array of {array.dtype}, not of numbers")
-    return array.astype(np.float64)

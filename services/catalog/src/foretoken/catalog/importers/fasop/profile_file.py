@@ -1,12 +1,11 @@
 """Profiles as files: `profile_*.json` of modules, layers and ranks, and the tables made of it."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from foretoken.catalog.dims import Floats
@@ -19,7 +18,7 @@ from foretoken.catalog.importers.fasop.profile_rows import (
     Profile,
 )
 from foretoken.catalog.sources.content import parse_npy, read_zip_members
-from foretoken.catalog.sources.file import refuse
+from foretoken.catalog.sources.file import SourceFile, refuse
 from foretoken.domain.models.architecture import ModelArchitecture
 
 _MEMBER = "data.npy"
@@ -34,21 +33,29 @@ def read_table(profile: Profile) -> pa.Table:
         InvalidRequestError: it holds anything but one array of that form.
 
     """
-    members = read_zip_members(profile.source, profile.path)
-    if set(members) != {_MEMBER}:
-        refuse(profile.path, f"holds {sorted(members)}, not one array named 'data'")
-    data = _numbers(parse_npy(members[_MEMBER], profile.path), profile.path)
-    if data.shape[1:] != (len(COLUMNS),) or not 1 <= len(data) <= _ROWS_MAX:
-        refuse(
-            profile.path,
-            f"an array of shape {data.shape}, not of 1 to {_ROWS_MAX} rows of {len(COLUMNS)}",
-        )
+    data = read_table_ms(profile.source, profile.path)
     rows = np.arange(len(data))
     return pa.concat_tables(
         # The one time there is, a mean over layers, ranks and steps, stands as median and mean.
         profile.rows_of(column, 2**rows, {"median": times, "mean": times}, rows)
         for column, times in zip(COLUMNS, data.T, strict=True)
     )
+
+
+def read_table_ms(source: SourceFile, path: Path) -> Floats:
+    """Return the array of an `.npz`: a row per micro batch size 1, 2, 4, ..., by column, in ms.
+
+    Raises:
+        InvalidRequestError: it holds anything but one array of that form.
+
+    """
+    members = read_zip_members(source, path)
+    if set(members) != {_MEMBER}:
+        refuse(path, f"holds {sorted(members)}, not one array named 'data'")
+    data = read_numbers(members[_MEMBER], path)
+    if data.shape[1:] != (len(COLUMNS),) or not 1 <= len(data) <= _ROWS_MAX:
+        refuse(path, f"an array of shape {data.shape}, not of 1 to {_ROWS_MAX} x {len(COLUMNS)}")
+    return data
 
 
 def read_legacy(profile: Profile) -> pa.Table:
@@ -58,7 +65,7 @@ def read_legacy(profile: Profile) -> pa.Table:
         InvalidRequestError: it is no array of that form.
 
     """
-    data = _numbers(parse_npy(profile.source.content, profile.path), profile.path)
+    data = read_numbers(profile.source.content, profile.path)
     expected = profile.model.num_layers + 2
     if data.shape != (expected,):
         refuse(
@@ -81,13 +88,20 @@ def read_legacy(profile: Profile) -> pa.Table:
     )
 
 
-def _numbers(array: npt.NDArray[Any], path: Path) -> Floats:
+def read_numbers(content: bytes, path: Path) -> Floats:
+    """Return the array of an `.npy`.
+
+    Raises:
+        InvalidRequestError: it is none, or not of numbers.
+
+    """
+    array = parse_npy(content, path)
     if array.dtype.kind not in "fiu":
         refuse(path, f"an array of {array.dtype}, not of numbers")
     return array.astype(np.float64)
 
 
-_MODULE = re.compile(r"model_layers_\d+_(\w+)")
+_MODULE = re.compile(r"model_layers_(\d+)_(\w+)")
 _STATISTICS = ("median", "mean", "min", "max", "std")
 _REQUIRED = ("median", "mean")
 _COUNT_MAX = 10**6
@@ -144,7 +158,7 @@ def read_profile(content: Mapping[str, Any], profile: Profile) -> pa.Table:
     num_warmups = read_setting(content, "warmup_steps", path)
     num_samples = max(read_setting(content, "profile_steps", path) - num_warmups, 1)
     found: dict[Column, list[tuple[int, dict[str, float]]]] = {}
-    for place, (column, times) in enumerate(_entries(content, path)):
+    for place, (column, _, times) in enumerate(list_entries(content, path)):
         found.setdefault(column, []).append((place, times))
     pieces = []
     for column, entries in found.items():
@@ -160,40 +174,51 @@ def read_profile(content: Mapping[str, Any], profile: Profile) -> pa.Table:
     return pa.concat_tables(pieces)
 
 
-def _entries(content: Mapping[str, Any], path: Path) -> Iterator[tuple[Column, dict[str, float]]]:
-    """Yield the entries in the order of a forward pass: embedding, modules, head."""
+def list_entries(
+    content: Mapping[str, Any], path: Path, required: Sequence[str] = _REQUIRED
+) -> Iterator[tuple[Column, int, dict[str, float]]]:
+    """Yield the entries in the order of a forward pass: embedding, modules, head.
+
+    Each with its layer (-1: outside the layers) and ms by statistic, of which some are `required`.
+
+    Raises:
+        InvalidRequestError: an entry is no module, or lacks a statistic.
+
+    """
     combined = _mapping(content, "combined_timing", path)
     modules = combined.get("modules")
     if not isinstance(modules, list):
         refuse(path, "combined_timing.modules is no list")
     by_module = {column.module: column for column in COLUMNS}
-    yield from _single(combined, by_module["embedding"], path)
+    yield from _single(combined, by_module["embedding"], path, required)
     for index, entry in enumerate(modules):
         place = f"combined_timing.modules[{index}]"
         name = entry.get("name") if isinstance(entry, dict) else None
         match = _MODULE.fullmatch(name) if isinstance(name, str) else None
-        if match is None or match[1] not in by_module:
+        if match is None or match[2] not in by_module:
             refuse(path, f"{place}: {name!r} is no module of a layer")
-        yield by_module[match[1]], _times(entry, place, path)
-    yield from _single(combined, by_module["lm_head"], path)
+        yield by_module[match[2]], int(match[1]), _times(entry, place, path, required)
+    yield from _single(combined, by_module["lm_head"], path, required)
 
 
 def _single(
-    combined: Mapping[str, Any], column: Column, path: Path
-) -> Iterator[tuple[Column, dict[str, float]]]:
-    """Yield the one entry of a module outside the layers; none was timed where its count is 0."""
-    entry = _mapping(combined, column.module, path)
+    combined: Mapping[str, Any], column: Column, path: Path, required: Sequence[str]
+) -> Iterator[tuple[Column, int, dict[str, float]]]:
+    """Yield the one entry of a module outside the layers, if any was timed: its count is not 0."""
+    entry = _mapping(combined, column.module, path) if column.module in combined else {}
     if entry.get("count"):
-        yield column, _times(entry, column.module, path)
+        yield column, -1, _times(entry, column.module, path, required)
 
 
-def _times(entry: Mapping[str, Any], place: str, path: Path) -> dict[str, float]:
+def _times(
+    entry: Mapping[str, Any], place: str, path: Path, required: Sequence[str]
+) -> dict[str, float]:
     times = {}
     for statistic in _STATISTICS:
         value = entry.get(f"{statistic}_ms")
         if isinstance(value, int | float) and not isinstance(value, bool):
             times[statistic] = float(value)
-        elif value is not None or statistic in _REQUIRED:
+        elif value is not None or statistic in required:
             refuse(path, f"{place}: {statistic}_ms: {value!r} is not a number")
     return times
 
