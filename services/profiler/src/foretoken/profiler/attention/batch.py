@@ -317,21 +317,20 @@ def visible_keys(q_len: int, kv_len: int, window: int, device: torch.device) -> 
     return visible.triu(offset - window + 1) if window else visible
 
 
-def corner_mask(case: AttentionCase, device: torch.device) -> torch.Tensor:
+def corner_mask(batch: Batch, device: torch.device, window: int = 0) -> torch.Tensor:
     """Return a mask whose lower right corners are the masks of all sequences that need one.
 
     Empty where causality is all there is to say.
     """
-    batch = case.joined
     masked = [
         lens
         for lens in zip(batch.q_lens, batch.kv_lens, strict=True)
-        if case.window or lens[0] not in (1, lens[1])
+        if window or lens[0] not in (1, lens[1])
     ]
     if not masked:
         return torch.empty(0, dtype=torch.bool, device=device)
     q_max, kv_max = (max(lens) for lens in zip(*masked, strict=True))
-    return visible_keys(q_max, kv_max, case.window, device)
+    return visible_keys(q_max, kv_max, window, device)
 
 
 def sides_of_window(case: AttentionCase) -> tuple[int, int]:

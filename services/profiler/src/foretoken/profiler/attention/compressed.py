@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from foretoken.profiler.attention.ragged import Batch
 from foretoken.profiler.attention.selected import (
+    Choice,
     attend_chosen,
     by_rows,
-    choose_keys,
+    choose_scored,
     count_visible,
-    score_keys,
     split_contexts,
     split_queries,
     take_keys,
@@ -146,13 +146,9 @@ def _with_block_before(parts: torch.Tensor, missing: float) -> torch.Tensor:
     return torch.cat((before, parts[..., 1, :]), dim=2)
 
 
-# (group of queries, some of its queries) -> the entries they see, and which of these there are
-_Choice = Callable[[int, slice], tuple[torch.Tensor, torch.Tensor]]
-
-
 def _choice_of(
     block: CompressedBlock, low: torch.Tensor, batch: Batch, dims: Mapping[str, int]
-) -> _Choice:
+) -> Choice:
     ratio, num_entries = max(dims["compress_ratio"], 1), _entries_of(batch, dims)
     complete = split_queries(batch, block.visible // ratio)
     heads = dims["index_num_heads"]
@@ -169,12 +165,7 @@ def _choice_of(
     weights = split_queries(batch, block.hidden @ block.index_weight)
     keys = split_contexts(_with_entries(batch, num_entries), block.index_entries)
 
-    def choose(group: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        products = score_keys(queries[group], keys[group], rows).relu()
-        scores = (products * weights[group][rows].unsqueeze(-1)).sum(1)
-        return choose_keys(scores, complete[group][rows], dims["index_topk"])
-
-    return choose
+    return choose_scored(queries, keys, weights, complete, dims["index_topk"])
 
 
 def _with_entries(batch: Batch, num_entries: int) -> Batch:
@@ -185,7 +176,7 @@ def _with_entries(batch: Batch, num_entries: int) -> Batch:
 def _attend(
     block: CompressedBlock,
     query: torch.Tensor,
-    choose: _Choice,
+    choose: Choice,
     batch: Batch,
     dims: Mapping[str, int],
 ) -> torch.Tensor:

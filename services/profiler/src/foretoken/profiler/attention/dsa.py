@@ -12,17 +12,18 @@ import torch
 
 from foretoken.profiler.attention.latent import (
     LatentBlock,
+    attend_absorbed,
     compress,
     expand_queries,
     make_block,
 )
 from foretoken.profiler.attention.ragged import Batch
 from foretoken.profiler.attention.selected import (
+    Choice,
     attend_chosen,
     by_rows,
-    choose_keys,
+    choose_scored,
     count_visible,
-    score_keys,
     split_contexts,
     split_queries,
     take_keys,
@@ -65,27 +66,18 @@ def make_dsa_block(dims: Mapping[str, int], batch: Batch, tensors: TensorFactory
 
 def bind_dsa_block(dims: Mapping[str, int], batch: Batch) -> Callable[..., torch.Tensor]:
     """Return the block from hidden state to hidden state."""
-    num_heads, nope = dims["num_heads"], dims["qk_nope_head_dim"]
-    scale = (nope + dims["qk_rope_head_dim"]) ** -0.5
+    num_heads = dims["num_heads"]
 
     def run(*inputs: torch.Tensor) -> torch.Tensor:
         block, indexer = LatentBlock(*inputs[:_BLOCK_LENGTH]), Indexer(*inputs[_BLOCK_LENGTH:])
         low = compress(block)
-        query_nope, query_rope = expand_queries(block, low, num_heads)
-        # [rank, num_heads, nope + value] as one matrix per head, without a copy.
-        up = block.latent_up.unflatten(-1, (num_heads, -1)).transpose(0, 1)
-        query = torch.bmm(query_nope.transpose(0, 1), up[..., :nope].transpose(1, 2))
-        query = torch.cat((query.transpose(0, 1), query_rope), dim=-1) * scale
+        queries = expand_queries(block, low, num_heads)
         choose = _choice_of(block, indexer, low, batch, dims)
-        attended = _attend(query, block.cache, batch, choose, dims)
-        values = torch.bmm(attended.transpose(0, 1), up[..., nope:])
-        return values.transpose(0, 1).flatten(1) @ block.out
+        return attend_absorbed(
+            block, queries, lambda query: _attend(query, block.cache, batch, choose, dims)
+        )
 
     return run
-
-
-# (group of queries, some of its queries) -> the places they see, and which of these there are
-_Choice = Callable[[int, slice], tuple[torch.Tensor, torch.Tensor]]
 
 
 def _choice_of(
@@ -94,7 +86,7 @@ def _choice_of(
     low: torch.Tensor,
     batch: Batch,
     dims: Mapping[str, int],
-) -> _Choice:
+) -> Choice:
     heads, limit = dims["index_num_heads"], dims["index_topk"]
     if not heads:
         chosen_by_group = split_queries(batch, indexer.chosen)
@@ -110,16 +102,11 @@ def _choice_of(
     visible = split_queries(batch, indexer.visible)
     keys = split_contexts(batch, indexer.cache)
 
-    def choose(group: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        products = score_keys(queries[group], keys[group], rows).relu()
-        scores = (products * weights[group][rows].unsqueeze(-1)).sum(1)
-        return choose_keys(scores, visible[group][rows], limit)
-
-    return choose
+    return choose_scored(queries, keys, weights, visible, limit)
 
 
 def _attend(
-    query: torch.Tensor, cache: torch.Tensor, batch: Batch, choose: _Choice, dims: Mapping[str, int]
+    query: torch.Tensor, cache: torch.Tensor, batch: Batch, choose: Choice, dims: Mapping[str, int]
 ) -> torch.Tensor:
     """Return the attention [tokens, heads, rank] of queries in the latent space."""
     rank, groups = dims["kv_lora_rank"], []

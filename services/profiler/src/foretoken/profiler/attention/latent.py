@@ -3,13 +3,13 @@
 Source: DeepSeek-V2, section 2.1, 2024.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
-from foretoken.profiler.attention.batch import causal_mask
+from foretoken.profiler.attention.batch import corner_mask
 from foretoken.profiler.attention.ragged import Batch
 from foretoken.profiler.attention.sdpa import attend
 from foretoken.profiler.kernel import TensorFactory
@@ -60,7 +60,7 @@ def make_block(dims: Mapping[str, int], batch: Batch, tensors: TensorFactory) ->
         query_up=tensors.random(q_rank, num_heads * (nope + rope)),
         latent_up=tensors.random(rank, num_heads * (nope + value)),
         out=tensors.random(num_heads * value, hidden),
-        mask=_mask(batch, tensors.device),
+        mask=corner_mask(batch, tensors.device),
     )
 
 
@@ -69,19 +69,6 @@ def _new_places(batch: Batch) -> torch.Tensor:
     ends = torch.tensor(batch.kv_lens).cumsum(0).tolist()
     lasts = zip(ends, batch.q_lens, strict=True)
     return torch.cat([torch.arange(end - q_len, end) for end, q_len in lasts])
-
-
-def _mask(batch: Batch, device: torch.device) -> torch.Tensor:
-    """Return the mask of the longest sequence that needs one; others' is its lower right corner."""
-    masked = [
-        lens
-        for lens in zip(batch.q_lens, batch.kv_lens, strict=True)
-        if lens[0] not in (1, lens[1])
-    ]
-    if not masked:
-        return torch.empty(0, dtype=torch.bool, device=device)
-    q_max, kv_max = (max(lens) for lens in zip(*masked, strict=True))
-    return causal_mask(q_max, kv_max, device)
 
 
 def project(block: LatentBlock, num_heads: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +97,26 @@ def expand_queries(
     rope = block.cos.shape[-1]
     query_nope, query_rope = query[..., :-rope], query[..., -rope:]
     return query_nope, rotate_halves(query_rope, block.cos.unsqueeze(1), block.sin.unsqueeze(1))
+
+
+def attend_absorbed(
+    block: LatentBlock,
+    queries: tuple[torch.Tensor, torch.Tensor],
+    attend_to_cache: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return the block's output for queries' parts, which attend in the latent space.
+
+    The weights that would unpack the cache take the queries there and the values back.
+    """
+    query_nope, query_rope = queries
+    num_heads, nope = query_nope.shape[-2:]
+    # [rank, num_heads, nope + value] as one matrix per head, without a copy.
+    up = block.latent_up.unflatten(-1, (num_heads, -1)).transpose(0, 1)
+    query = torch.bmm(query_nope.transpose(0, 1), up[..., :nope].transpose(1, 2))
+    scale = (nope + query_rope.shape[-1]) ** -0.5
+    query = torch.cat((query.transpose(0, 1), query_rope), dim=-1) * scale
+    values = torch.bmm(attend_to_cache(query).transpose(0, 1), up[..., nope:])
+    return values.transpose(0, 1).flatten(1) @ block.out
 
 
 def attend_unpacked(

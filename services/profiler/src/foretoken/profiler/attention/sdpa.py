@@ -113,7 +113,7 @@ def _sequence_vectors(
 
 def _sequence_inputs(case: AttentionCase, tensors: TensorFactory) -> Inputs:
     """Return queries, keys and values of single sequences, and a mask for all of them."""
-    return *_sequence_vectors(case, tensors), corner_mask(case, tensors.device)
+    return *_sequence_vectors(case, tensors), corner_mask(case.joined, tensors.device, case.window)
 
 
 def _bind_each(case: AttentionCase, run: Attend) -> Callable[..., torch.Tensor]:

@@ -3,7 +3,7 @@
 No fused kernel of torch attends to a selection: keys are gathered, a few queries at a time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -68,6 +68,31 @@ def choose_keys(
     is_hidden = torch.arange(num_keys, device=scores.device) >= num_visible
     best = scores.masked_fill(is_hidden, float("-inf")).topk(min(limit, num_keys), dim=-1)
     return best.indices, best.values > float("-inf")
+
+
+# (group of queries, some of its queries) -> the places they see, and which of these there are
+Choice = Callable[[int, slice], tuple[torch.Tensor, torch.Tensor]]
+
+
+def choose_scored(
+    queries: Sequence[torch.Tensor],
+    keys: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    visible: Sequence[torch.Tensor],
+    limit: int,
+) -> Choice:
+    """Return the choice of an indexer, by the sum over its heads of weight times relu(query key).
+
+    All are by group: queries [queries, heads, features], weights [queries, heads], and how many of
+    the keys each query sees.
+    """
+
+    def choose(group: int, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        products = score_keys(queries[group], keys[group], rows).relu()
+        scores = (products * weights[group][rows].unsqueeze(-1)).sum(1)
+        return choose_keys(scores, visible[group][rows], limit)
+
+    return choose
 
 
 def attend_chosen(

@@ -196,15 +196,34 @@ def _set_up_encoders(scenario: ServingScenario, cluster: ClusterSpec) -> Encoder
     return set_up_encoders(part, cluster.encoders.num_replicas, link)
 
 
-def _set_up_pool(spec: ReplicaPool, pool: ResolvedPool, link: Link) -> PoolSetup:
-    layout, engine = pool.scenario.layout, pool.engine
-    engine = follow_speculation(engine, pool.scenario.speculative)
-    if layout.pp > 1:
+def set_up_engines(
+    scenario: ServingScenario, engine: EngineProfile, memories: Sequence[ServingMemory]
+) -> DeploymentSetup:
+    """Return engines that are alike; `memories` are of one rank of every pipeline stage of one.
+
+    Each rank moves its own part of the KV cache. On several stages a request is in one batch at a
+    time, asynchronous scheduling or not: the first stage needs the token that leaves the last.
+    """
+    kept_bytes = max(memory.kv_bytes_per_token for memory in memories)
+    engine = follow_speculation(engine, scenario.speculative)
+    if scenario.layout.pp > 1:
         engine = replace(engine, has_async_scheduling=False)
+    return DeploymentSetup(
+        profile=engine,
+        num_kv_blocks=count_kv_blocks(scenario, engine, memories),
+        max_context=scenario.model.max_position,
+        kv_bytes_per_token=round(kept_bytes),
+        kv_tiers=place_tiers(scenario, kept_bytes),
+        speculation=speculation_of(scenario.speculative, scenario.seed),
+    )
+
+
+def _set_up_pool(spec: ReplicaPool, pool: ResolvedPool, link: Link) -> PoolSetup:
+    layout = pool.scenario.layout
     most = spec.num_replicas
     if spec.autoscaling is not None:
         most = spec.autoscaling.max_replicas
-    kept_bytes = max(memory.kv_bytes_per_token for memory in pool.memories)
+    engines = set_up_engines(pool.scenario, pool.engine, pool.memories)
     held_bytes = max(_token_bytes(memory) for memory in pool.memories)
     # What the fullest rank holds goes through one port, so this much of the whole does in a second.
     port_bytes_per_s = link.bandwidth_bytes_per_s
@@ -213,16 +232,11 @@ def _set_up_pool(spec: ReplicaPool, pool: ResolvedPool, link: Link) -> PoolSetup
     return PoolSetup(
         name=spec.name,
         role=PoolRole(spec.role),
-        engines=DeploymentSetup(
-            profile=engine,
-            num_kv_blocks=count_kv_blocks(pool.scenario, engine, pool.memories),
+        engines=replace(
+            engines,
             num_engines=most * layout.dp,
             is_lock_step=layout.dp > 1,
             router="least_loaded",
-            max_context=pool.scenario.model.max_position,
-            kv_bytes_per_token=round(kept_bytes),
-            kv_tiers=place_tiers(pool.scenario, kept_bytes),
-            speculation=speculation_of(pool.scenario.speculative, pool.scenario.seed),
         ),
         num_replicas=spec.num_replicas,
         engines_per_replica=layout.dp,

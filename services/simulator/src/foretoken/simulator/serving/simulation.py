@@ -22,6 +22,7 @@ from foretoken.simulator.cluster.setup import (
     as_cluster,
     check_cluster,
     set_up_cluster,
+    set_up_engines,
 )
 from foretoken.simulator.cluster.simulation import Cluster
 from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec
@@ -34,16 +35,14 @@ from foretoken.simulator.serving.draft import (
     add_draft_cost,
     check_speculation,
     encoder_surface_spec,
-    follow_speculation,
     list_surface_specs,
     time_drafts,
 )
-from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasibility, place_tiers
+from foretoken.simulator.serving.feasibility import judge_feasibility
 from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import build_report, rate_of
 from foretoken.simulator.serving.record import ServingRecord, count_group_tokens
 from foretoken.simulator.serving.setup import DeploymentSetup
-from foretoken.simulator.serving.speculation import speculation_of
 from foretoken.simulator.serving.step_cost import SurfaceCost
 from foretoken.simulator.serving.tables import build_tables
 from foretoken.simulator.workload.dependency import find_first
@@ -335,27 +334,14 @@ def set_up_deployment(
     """Return the engines of a scenario; data-parallel ones share experts in lock step or nothing.
 
     Those in lock step are one server's, whose load balancer sees their queues (vLLM, v1/engine,
-    DPLBAsyncMPClient); others are behind a round robin. `memories` are of one rank of every
-    pipeline stage; each moves its own part of the KV cache.
-
-    On several stages a request is in one batch at a time, asynchronous scheduling or not: the first
-    stage needs the token that leaves the last.
+    DPLBAsyncMPClient); others are behind a round robin. `memories` as in `set_up_engines`.
     """
     layout = scenario.layout
-    kept_bytes = max(memory.kv_bytes_per_token for memory in memories)
-    engine = follow_speculation(engine, scenario.speculative)
-    if layout.pp > 1:
-        engine = replace(engine, has_async_scheduling=False)
-    return DeploymentSetup(
-        profile=engine,
-        num_kv_blocks=count_kv_blocks(scenario, engine, memories),
+    return replace(
+        set_up_engines(scenario, engine, memories),
         num_engines=layout.dp,
         is_lock_step=layout.shares_experts,
         router="least_loaded" if layout.shares_experts else "round_robin",
-        max_context=scenario.model.max_position,
-        kv_bytes_per_token=round(kept_bytes),
-        kv_tiers=place_tiers(scenario, kept_bytes),
-        speculation=speculation_of(scenario.speculative, scenario.seed),
     )
 
 

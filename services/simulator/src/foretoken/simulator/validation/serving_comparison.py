@@ -11,7 +11,7 @@ from foretoken.domain.requests.serving_run import MeasuredRequest, ServingRun
 from foretoken.domain.results.report import Percentiles, RequestColumns, ServingReport
 from foretoken.domain.units import MS_PER_S
 from foretoken.simulator.grid import Flags, Floats
-from foretoken.simulator.serving.metrics import defined_latencies
+from foretoken.simulator.serving.metrics import defined_latencies, summarize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +199,7 @@ def compare_metrics(pair: Pair, report: ServingReport) -> tuple[MetricComparison
     found = [_compare(name, pair) for name in ("ttft_ms", "tpot_ms", "e2e_latency_ms")]
     gaps = token_gaps_ms(pair.requests)
     if len(gaps):
-        itl = MetricComparison(name="itl_ms", measured=summarise(gaps), simulated=report.itl_ms)
+        itl = MetricComparison(name="itl_ms", measured=summarize(gaps), simulated=report.itl_ms)
         found.insert(2, itl)
     return tuple(found)
 
@@ -278,16 +278,6 @@ def _has_token_times(request: MeasuredRequest) -> bool:
     return bool(request.chunk_s) and (is_one_each or bool(request.chunk_tokens))
 
 
-def summarise(values: Floats) -> Percentiles:
-    """Return the mean and the percentiles, between the nearest ranks linearly."""
-    if not len(values):
-        return Percentiles()
-    p50, p90, p95, p99 = np.percentile(values, (50, 90, 95, 99)).tolist()
-    return Percentiles(
-        mean=float(values.mean()), p50=p50, p90=p90, p95=p95, p99=p99, max=float(values.max())
-    )
-
-
 def _compare(name: str, pair: Pair) -> MetricComparison:
     measured, simulated = pair.measured.latency_ms(name), pair.simulated.latency_ms(name)
     known = ~np.isnan(measured) & ~np.isnan(simulated)
@@ -299,8 +289,8 @@ def _compare(name: str, pair: Pair) -> MetricComparison:
     sizes = np.abs(errors)
     return MetricComparison(
         name=name,
-        measured=summarise(measured),
-        simulated=summarise(simulated),
+        measured=summarize(measured),
+        simulated=summarize(simulated),
         mape_ratio=float(sizes.mean()),
         median_ape_ratio=float(np.median(sizes)),
         p90_ape_ratio=float(np.percentile(sizes, 90)),
