@@ -11,7 +11,7 @@ from foretoken.simulator.engine.kernel import run_slice
 from foretoken.simulator.engine.layout import MORE
 from foretoken.simulator.engine.state import build_state
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
-from foretoken.simulator.workload.dependency import find_waits
+from foretoken.simulator.workload.request_plan import find_waits
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

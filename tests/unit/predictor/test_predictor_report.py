@@ -12,7 +12,7 @@ from foretoken.domain.results.report import (
     OperatorTrainingReport,
     PredictorTrainingReport,
 )
-from foretoken.predictor.report.chance import coverage_by_chance
+from foretoken.predictor.report.charts import coverage_by_chance
 from foretoken.predictor.report.page import render_page
 from foretoken.predictor.report.scoring import (
     SPLITS,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.simulator.workload.call_graph import order_spans
-from foretoken.simulator.workload.dependency import find_sessions
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan, find_sessions
 from foretoken.simulator.workload.requests import resolve_workload
 from foretoken.simulator.workload.trace import TraceContent, load_trace
 

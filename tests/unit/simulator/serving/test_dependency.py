@@ -14,13 +14,14 @@ from foretoken.simulator.grid import Ints
 from foretoken.simulator.serving.metrics import session_latencies_ns, summarize_requests
 from foretoken.simulator.serving.record import RequestOutcome, ServingRecord
 from foretoken.simulator.serving.simulation import run_deployment
-from foretoken.simulator.workload.dependency import (
+from foretoken.simulator.workload.request_plan import (
+    NONE,
+    RequestPlan,
     count_opening,
     find_first,
     find_sessions,
     find_waits,
 )
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 
 

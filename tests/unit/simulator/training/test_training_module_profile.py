@@ -35,7 +35,7 @@ from foretoken.simulator.training.module_profile import (
     check_module_times,
     measure_nodes,
 )
-from foretoken.simulator.training.module_time_curve import read_times
+from foretoken.simulator.training.module_slot import read_times
 
 _NUM_LAYERS = 32
 _COLUMNS_US = {

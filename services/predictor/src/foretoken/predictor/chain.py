@@ -6,7 +6,7 @@ import numpy as np
 
 from foretoken.domain.lowering.node_builder import EAGER_VARIANT
 from foretoken.domain.measurements.estimate import LatencyColumns, Phase
-from foretoken.predictor.query_target import Call
+from foretoken.predictor.query_columns import Call
 
 # How far the ratio is apart between devices. Source: that of A100 to GH200 is 1.15 to 1.6 (see the
 # `chain_ratios` of norms and rotary embeddings).

@@ -28,8 +28,7 @@ from foretoken.predictor.intervals.coverage import is_extrapolated
 from foretoken.predictor.linked_collectives import LinkedCollectives
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.query_check import check_group, refuse_extrapolation
-from foretoken.predictor.query_columns import read_columns
-from foretoken.predictor.query_target import Call, find_target
+from foretoken.predictor.query_columns import Call, find_target, read_columns
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
 from foretoken.predictor.source import (
     Source,

@@ -25,8 +25,7 @@ from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.features import Design, Matrix, build_design, feature_names
 from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.model_set import ModelSet, Wanted
-from foretoken.predictor.query_columns import read_columns
-from foretoken.predictor.query_target import find_target
+from foretoken.predictor.query_columns import find_target, read_columns
 from foretoken.predictor.regression.member import Members, tree_inputs
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
 from foretoken.predictor.roofline import Columns, FloatColumn, compute_limits

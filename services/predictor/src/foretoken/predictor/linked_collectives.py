@@ -15,7 +15,7 @@ from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.predictor.features import build_design
 from foretoken.predictor.model_set import ModelSet, Wanted
-from foretoken.predictor.query_target import Call
+from foretoken.predictor.query_columns import Call
 from foretoken.predictor.roofline import IntColumn, Target
 from foretoken.predictor.source import Source, find_source
 from foretoken.predictor.transfer.link_band import hold_to_links

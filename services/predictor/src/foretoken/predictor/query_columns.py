@@ -1,14 +1,18 @@
-"""Columns of a query, checked against the operator they are of."""
+"""Columns of a query, checked against the operator they are of, and what its calls run on."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
+from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.topology import topology_of_device
+from foretoken.domain.measurements.estimate import DType, OperatorTable, Phase
 from foretoken.domain.measurements.surface import Axis
 from foretoken.domain.operators.spec.operator import OperatorSpec
-from foretoken.predictor.roofline import Columns, IntColumn
+from foretoken.predictor.roofline import Columns, IntColumn, Target
 
 # Larger integers are not exact as floats, in which work is computed.
 _DIM_MAX = 2**53
@@ -66,3 +70,29 @@ def grid_columns(axes: Sequence[Axis]) -> dict[str, IntColumn]:
     return {
         axis.dim: mesh.reshape(-1).astype(np.int64) for axis, mesh in zip(axes, meshes, strict=True)
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A table of calls, and what they run on."""
+
+    spec: OperatorSpec
+    table: OperatorTable
+    columns: Columns
+    target: Target
+
+
+def find_target(
+    spec: OperatorSpec, device: str, topology: str, dtype: DType, phase: Phase
+) -> Target:
+    """Return the target; a collective without a named topology takes the device's first.
+
+    Raises:
+        UnknownDeviceError, UnknownTopologyError: no file of that name.
+
+    """
+    found = find_device(device)
+    links = None
+    if spec.is_collective:
+        links = topology_of_device(found.name, topology)
+    return Target(device=found, dtype=dtype, phase=phase, topology=links)

@@ -8,7 +8,7 @@ from foretoken.domain.hardware.roofline import RooflineTerms
 from foretoken.domain.hardware.sustained import MATRIX_GROUPS, burst_ratio, slowed_ratio
 from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, Provenance
 from foretoken.domain.operators.spec.operator import OperatorSpec
-from foretoken.predictor.query_target import Call
+from foretoken.predictor.query_columns import Call
 from foretoken.predictor.roofline import Columns, FloatColumn, Target, compute_limits
 
 # Within which factor nine tenths of slowdowns are that power causes: 2.06 times the mean error of

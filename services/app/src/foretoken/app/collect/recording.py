@@ -20,8 +20,7 @@ from foretoken.domain.errors import (
     UnknownModelError,
 )
 from foretoken.domain.requests.serving_run import UNKNOWN, UNKNOWN_S, MeasuredRequest, ServingRun
-from foretoken.simulator.workload.dependency import find_first
-from foretoken.simulator.workload.request_plan import RequestPlan, plan_requests
+from foretoken.simulator.workload.request_plan import RequestPlan, find_first, plan_requests
 
 _SHORT_TIMEOUT_S = 10.0
 # Source: vLLM's metrics: counters of all engines, and the configuration as labels of a gauge.

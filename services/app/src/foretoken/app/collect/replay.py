@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from foretoken.app.collect.sender import Answer, send_request
 from foretoken.app.collect.target import Target
 from foretoken.domain.units import NS_PER_S
-from foretoken.simulator.workload.dependency import find_sessions, find_waits
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan, find_sessions, find_waits
 
 # Ordinary tokens of every vocabulary in use: the smallest (Llama 2's) has 32,000, and tokens with a
 # meaning of their own come first or last.

@@ -14,8 +14,7 @@ from foretoken.predictor.features import Design, Matrix, build_design
 from foretoken.predictor.intervals.coverage import hash_rows
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.planning.error_field import ErrorField, thin_rows
-from foretoken.predictor.query_columns import grid_columns, read_columns
-from foretoken.predictor.query_target import find_target
+from foretoken.predictor.query_columns import find_target, grid_columns, read_columns
 from foretoken.predictor.regression.kriging import Scales, learn_scales
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
 from foretoken.predictor.trainer import SeriesModel

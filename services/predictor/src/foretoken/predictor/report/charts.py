@@ -1,4 +1,4 @@
-"""The charts of a training report."""
+"""The charts of a training report, and how much of a missed interval chance explains."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,22 @@ from foretoken.domain.results.report import OperatorTrainingReport, SplitScore
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import BLUE, GREEN, ORANGE, VERMILION, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
-from foretoken.predictor.report.chance import NOMINAL_COVERAGE_RATIO, coverage_by_chance
 from foretoken.predictor.report.scoring import resample_errors
+
+NOMINAL_COVERAGE_RATIO = 0.9
+_CONFIDENCE = 0.95
+
+
+def coverage_by_chance(num_points: int) -> tuple[float, float]:
+    """Return the range that 95 % of coverages fall in, were every interval a true 90 % one.
+
+    That of the binomial distribution: points that err together, as neighbours do, stray further.
+    """
+    from scipy.stats import binom  # type: ignore[import-untyped]
+
+    low, high = binom.interval(_CONFIDENCE, num_points, NOMINAL_COVERAGE_RATIO)
+    return float(low) / num_points, float(high) / num_points
+
 
 _OF_SPLIT = {"inside": BLUE, "gap": GREEN, "new configuration": ORANGE, "beyond": VERMILION}
 _P90 = 0.9

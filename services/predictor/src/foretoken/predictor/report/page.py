@@ -14,8 +14,8 @@ from foretoken.domain.results.report import (
 from foretoken.page.block import Cell, Value
 from foretoken.page.html import render_sections
 from foretoken.page.section import DataTable, Section
-from foretoken.predictor.report.chance import coverage_by_chance
 from foretoken.predictor.report.charts import (
+    coverage_by_chance,
     coverage_charts,
     errors_charts,
     members_chart,

@@ -11,8 +11,7 @@ from foretoken.domain.requests.cluster import RoutingSpec
 from foretoken.domain.units import NS_PER_MS
 from foretoken.simulator.cluster.pool_state import PoolLoads, PoolState
 from foretoken.simulator.cluster.routing import EngineLoad, RoutedRequest, find_router
-from foretoken.simulator.workload.dependency import find_sessions
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan, find_sessions
 
 # Tokens of a block of a prompt that no hash of the plan describes.
 _BLOCK_TOKENS = 64

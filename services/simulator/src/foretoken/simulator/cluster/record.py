@@ -17,8 +17,7 @@ from foretoken.simulator.serving.record import (
     ServingRecord,
     TokenRuns,
 )
-from foretoken.simulator.workload.dependency import name_sessions
-from foretoken.simulator.workload.request_plan import RequestPlan
+from foretoken.simulator.workload.request_plan import RequestPlan, name_sessions
 
 
 def record_cluster(plan: RequestPlan, cluster: Cluster) -> ServingRecord:

@@ -20,8 +20,12 @@ from foretoken.simulator.cluster.setup import ClusterSetup
 from foretoken.simulator.engine.layout import NEVER_NS
 from foretoken.simulator.engine.pool import EnginePool
 from foretoken.simulator.serving.record import NOT_REACHED, RequestOutcome
-from foretoken.simulator.workload.dependency import find_first, find_sessions, find_waits
-from foretoken.simulator.workload.request_plan import RequestPlan
+from foretoken.simulator.workload.request_plan import (
+    RequestPlan,
+    find_first,
+    find_sessions,
+    find_waits,
+)
 from foretoken.simulator.workload.rng import named_stream
 
 

@@ -21,8 +21,7 @@ from foretoken.simulator.engine.output import (
 from foretoken.simulator.engine.state import build_state
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord
 from foretoken.simulator.serving.setup import DeploymentSetup
-from foretoken.simulator.workload.dependency import name_sessions
-from foretoken.simulator.workload.request_plan import RequestPlan
+from foretoken.simulator.workload.request_plan import RequestPlan, name_sessions
 
 # Steps between two looks at whether those are done that a run goes on for.
 _LOOK_STEPS = 1000

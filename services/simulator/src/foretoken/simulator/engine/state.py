@@ -18,14 +18,14 @@ from foretoken.simulator.engine.cost import place_tables
 from foretoken.simulator.engine.layout import NONE, Ints, Records, State
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import draw_yields
-from foretoken.simulator.workload.dependency import (
+from foretoken.simulator.workload.request_plan import (
+    RequestPlan,
     Waits,
     count_opening,
     find_first,
     find_sessions,
     find_waits,
 )
-from foretoken.simulator.workload.request_plan import RequestPlan
 
 # Steps of a slice, and least room for prefills and token runs; a slice reports progress.
 _SLICE_STEPS = 50_000

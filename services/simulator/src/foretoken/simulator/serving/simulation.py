@@ -45,8 +45,7 @@ from foretoken.simulator.serving.record import ServingRecord, count_group_tokens
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.step_cost import SurfaceCost
 from foretoken.simulator.serving.tables import build_tables
-from foretoken.simulator.workload.dependency import find_first
-from foretoken.simulator.workload.request_plan import RequestPlan
+from foretoken.simulator.workload.request_plan import RequestPlan, find_first
 from foretoken.simulator.workload.requests import resolve_workload
 
 # Of a cluster progress is reported so many times as requests are done, and after so many instants.

@@ -19,9 +19,11 @@ from foretoken.domain.measurements.training_truth import ModuleTimes
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.training.module_slot import (
+    PassTimes,
     Role,
     Roles,
     Slot,
+    add_times,
     interval_slots,
     is_collective,
     is_measurable,
@@ -29,7 +31,6 @@ from foretoken.simulator.training.module_slot import (
     ordered_roles,
     read_modules,
 )
-from foretoken.simulator.training.module_time_curve import PassTimes, add_times
 
 # The backward pass of a module computes the gradients of its input and of its weights, each as
 # much work as the forward pass. Source: FASOP, which takes 3 x forward for both passes.

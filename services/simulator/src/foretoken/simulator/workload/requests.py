@@ -10,7 +10,6 @@ from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
 from foretoken.simulator.grid import Floats, Ints
-from foretoken.simulator.workload.dependency import find_first, find_sessions
 from foretoken.simulator.workload.request_plan import (
     MAX_LENGTH,
     NONE,
@@ -18,7 +17,9 @@ from foretoken.simulator.workload.request_plan import (
     RequestDraft,
     RequestPlan,
     fill_rows,
+    find_first,
     find_previous_turns,
+    find_sessions,
 )
 from foretoken.simulator.workload.rng import named_stream
 

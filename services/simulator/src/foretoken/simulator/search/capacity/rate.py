@@ -17,8 +17,7 @@ from foretoken.simulator.grid import Floats, Ints, interpolate
 from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import rate_of
 from foretoken.simulator.serving.setup import DeploymentSetup
-from foretoken.simulator.workload.dependency import find_first
-from foretoken.simulator.workload.request_plan import NONE, RequestPlan
+from foretoken.simulator.workload.request_plan import NONE, RequestPlan, find_first
 from foretoken.simulator.workload.requests import resolve_workload
 
 # Arrivals later than this, 146 years, do not fit with what the simulation adds to them.

@@ -9,8 +9,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES, HardwareChange
-from foretoken.simulator.search.training.answers import Answers
-from foretoken.simulator.search.training.ranking import objective_values
+from foretoken.simulator.search.training.answers import Answers, objective_values
 from foretoken.simulator.search.training.survey import SurveyRules
 from foretoken.simulator.steps.call_prices import (
     PricedTable,

@@ -10,13 +10,17 @@ from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.internevo.question import list_points
-from foretoken.simulator.search.training.answers import Answers, list_prices
+from foretoken.simulator.search.training.answers import (
+    Answers,
+    list_prices,
+    objective_values,
+    rank_answers,
+)
 from foretoken.simulator.search.training.canonical import find_redundant
 from foretoken.simulator.search.training.memory import (
     StrategyMemory,
     measure_strategies,
 )
-from foretoken.simulator.search.training.ranking import objective_values, rank_answers
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.space import PIECE, StrategySpace, resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes

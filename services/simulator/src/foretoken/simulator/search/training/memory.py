@@ -15,8 +15,7 @@ from foretoken.domain.lowering.memory import TRAINING_AXES, training_headroom_by
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.rank import even_layers
-from foretoken.simulator.search.training.shape_library import ShapeLibrary
-from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.search.training.shape_library import Shape, ShapeLibrary
 from foretoken.simulator.steps.held.in_flight import (
     FullMoments,
     MergedMoments,

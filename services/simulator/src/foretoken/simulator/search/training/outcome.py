@@ -23,10 +23,9 @@ from foretoken.domain.requests.training_search import (
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.rank import chunk_ranks
-from foretoken.simulator.search.training.answers import Answers
+from foretoken.simulator.search.training.answers import Answers, objective_values
 from foretoken.simulator.search.training.canonical import REASONS
 from foretoken.simulator.search.training.closed_form import ClosedForm
-from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.survey import MEMORY, Survey, find_fronts
 from foretoken.simulator.software_note import list_trainer_notes
 from foretoken.simulator.steps.legality import TRAINER, device_limit

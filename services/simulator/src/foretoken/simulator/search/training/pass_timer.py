@@ -19,7 +19,7 @@ from foretoken.domain.lowering.sequence_parallel import splits_tokens
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.training.chunk_kinds import ChunkKind
-from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.search.training.shape_library import Shape
 from foretoken.simulator.search.training.transfer_calls import near_pair
 from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.passes import PassCutter, PassParts, PassTime, time_passes

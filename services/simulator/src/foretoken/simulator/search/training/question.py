@@ -16,6 +16,7 @@ from foretoken.simulator.search.placement.closed_form import answer_placements
 from foretoken.simulator.search.placement.request import check_placements
 from foretoken.simulator.search.placement.sensitivity import find_placed_sensitivity
 from foretoken.simulator.search.placement.stage_memory import StageBook
+from foretoken.simulator.search.training.answers import objective_values
 from foretoken.simulator.search.training.changes import BATCH_CHANGES, list_changes
 from foretoken.simulator.search.training.closed_form import (
     ClosedForm,
@@ -24,7 +25,6 @@ from foretoken.simulator.search.training.closed_form import (
     answer_in_closed_form,
 )
 from foretoken.simulator.search.training.outcome import describe
-from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.sensitivity import Sensitivities
 from foretoken.simulator.search.training.survey import Survey
 from foretoken.simulator.search.training.ties import find_tie_calls

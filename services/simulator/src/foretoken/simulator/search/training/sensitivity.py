@@ -8,7 +8,7 @@ from foretoken.domain.requests.training_search import StrategySensitivity, Train
 from foretoken.domain.units import US_PER_MS
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES
-from foretoken.simulator.search.training.answers import Answers, list_prices
+from foretoken.simulator.search.training.answers import Answers, list_prices, objective_values
 from foretoken.simulator.search.training.changes import (
     BATCH_CHANGES,
     ChangedHardware,
@@ -26,7 +26,6 @@ from foretoken.simulator.search.training.closed_form import (
     join_columns,
 )
 from foretoken.simulator.search.training.memory import measure_strategies
-from foretoken.simulator.search.training.ranking import objective_values
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.search.training.survey import SurveyRules

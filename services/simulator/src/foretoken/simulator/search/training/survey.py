@@ -14,8 +14,7 @@ import numpy as np
 from foretoken.domain.requests.training_search import TRAINING_OBJECTIVES, SpaceCell
 from foretoken.simulator.grid import Flags, Floats, Ints
 from foretoken.simulator.search.pareto import pareto_front
-from foretoken.simulator.search.training.answers import Answers, join_answers
-from foretoken.simulator.search.training.ranking import objective_values
+from foretoken.simulator.search.training.answers import Answers, join_answers, objective_values
 from foretoken.simulator.steps.strategies import RECOMPUTE_MODES, Strategies
 
 _PAIRS = (("tp", "pp"), ("micro_batch_size", "recompute"))

@@ -9,7 +9,7 @@ from foretoken.domain.lowering.communication import PlacedGroup
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.grid import Floats, Ints
-from foretoken.simulator.search.training.shapes import Shape
+from foretoken.simulator.search.training.shape_library import Shape
 from foretoken.simulator.steps.call_prices import CallBook
 from foretoken.simulator.steps.row_numbers import number_rows
 

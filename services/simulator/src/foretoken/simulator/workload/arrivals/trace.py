@@ -13,7 +13,6 @@ import numpy as np
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.simulator.grid import Floats, Ints
-from foretoken.simulator.workload.dependency import find_sessions
 from foretoken.simulator.workload.request_plan import (
     MAX_LENGTH,
     NONE,
@@ -21,6 +20,7 @@ from foretoken.simulator.workload.request_plan import (
     check_options,
     fill_rows,
     find_previous_turns,
+    find_sessions,
     option_error,
     read_loop,
     read_number,
