@@ -9,6 +9,7 @@ from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.models.hf_config import architecture_of_hf_config
 from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.models.parameters import count_parameters
+from foretoken.domain.models.stack import stack_of, state_of
 
 _SMALL = {
     "hidden_size": 256,
@@ -217,6 +218,38 @@ def test_layers_of_gemma_4_may_have_heads_of_their_own_by_number() -> None:
     assert [32, 64] == [mixer["head_dim"] for mixer in _mixers(model) if mixer is not None]
     with pytest.raises(InvalidRequestError, match="must name the layers of full attention"):
         _read("gemma4_text", sliding_window=512, layer_types=types * 2, per_layer_config={"3": {}})
+
+
+def test_the_last_layers_of_gemma_4_e2b_keep_nothing_of_a_request() -> None:
+    """Its card: 2.3 billion effective; 15 of 35 layers have keys and values, 3 of them of all."""
+    keys = {
+        "hidden_size": 1536,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "intermediate_size": 6144,
+        "vocab_size": 262144,
+        "sliding_window": 512,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+    }
+    model = _read("gemma4_text", **keys)
+    shared = "4*shared-window-mlp shared-full-mlp"
+    assert f"3*(4*window-mlp full-mlp) {' '.join([shared] * 4)}" == model.pattern
+    # As transformers 5.24 builds it, but for norms behind halves of layers.
+    count = count_parameters(model)
+    assert pytest.approx(4_628_569_344, rel=5e-5) == count.total
+    assert pytest.approx(2.3e9, rel=0.01) == count.active_total
+    states = [(state_of(part), len(layers)) for part, layers in stack_of(model).mixers.items()]
+    assert 3 * 2 * 512 == sum(state.token_elements * number for state, number in states)
+    assert 12 * 2 * 256 == sum(state.window_elements * number for state, number in states)
+    widths = [layer.feed_forward["intermediate"] for layer in model.layers if layer.feed_forward]
+    assert [6144, 6144, 12288, 12288] == widths
 
 
 def test_bloom_and_mpt_have_the_published_parameters_and_turn_no_positions() -> None:

@@ -133,6 +133,35 @@ def test_lowering_holds_the_weights_that_are_counted(name: str) -> None:
     assert pytest.approx(count_parameters(model).total, rel=2e-3) == lowered
 
 
+def test_embeddings_for_layers_hold_the_weights_that_are_counted_and_add_to_every_layer() -> None:
+    table = LayerPart(kind="layer_embeddings", dims={"vocab": 9000, "width": 64})
+    plain = _model("attention", "mlp", pattern="4*(attention mlp)")
+    model = dataclasses.replace(plain, extras=(table,))
+    nodes = {node.role: node for node in lower_forward(model, _SHAPE, _OPTIONS)}
+    assert 8 == nodes["layer_gate_proj"].repeat == nodes["layer_out_proj"].repeat
+    assert 8 * 64 == nodes["layer_embedding"].dims["hidden"]
+    own = sum(node.num_weights for role, node in nodes.items() if role.startswith("layer_"))
+    counted = count_parameters(model).total - count_parameters(plain).total
+    assert pytest.approx(counted, rel=2e-2) == own
+    extra = _memory(model).weights_bytes - _memory(plain).weights_bytes
+    assert pytest.approx(2 * counted, rel=2e-2) == extra
+
+
+def test_layers_that_share_keys_and_values_write_and_keep_none() -> None:
+    part = LayerPart(kind="attention", dims={**_PARTS["attention"], "has_shared_kv": 1})
+    layers = (LayerKind(name="attention", mixer=part),)
+    nodes = _lower(dataclasses.replace(_model("attention"), layers=layers), tp=2)
+    roles = {node.role: node for node in nodes}
+    own = {node.role: node for node in _lower(_model("attention"), tp=2)}
+    assert "kv_cache_write" in own
+    assert "kv_cache_write" not in roles
+    heads, dim = _PARTS["attention"]["num_heads"], _PARTS["attention"]["head_dim"]
+    # Queries and their gate, of half of the heads.
+    assert 2 * heads * dim // 2 == roles["attn_qkv_proj"].dims["n"]
+    assert own["attn_qkv_proj"].dims["n"] > heads * dim
+    assert own["attention_decode"].dims == roles["attention_decode"].dims
+
+
 def test_ranks_of_mamba_sum_steps_and_states_before_the_output() -> None:
     nodes = _lower(_model("mamba"), tp=4)
     rows = next(node.dims["m"] for node in nodes if node.role == "recurrent_x_proj")

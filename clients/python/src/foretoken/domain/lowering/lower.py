@@ -155,6 +155,9 @@ def _layers(builder: NodeBuilder) -> Iterator[OperatorNode]:
                 around = find_kind(extra.kind).around
                 half = around(within, extra, half) if around else half
             yield from half
+    for extra in stack.extras:
+        if find_kind(extra.kind).lower is not None:
+            yield from _operators(builder, {extra: tuple(range(builder.model.num_layers))})
 
 
 def _operators(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:

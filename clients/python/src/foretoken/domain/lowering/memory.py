@@ -437,7 +437,7 @@ def _extra_bytes(nodes: Nodes, rank: RankContext) -> float:
     """
     if not any(node.section is Section.EMBEDDING for node in nodes):
         return 0.0
-    extras = stack_of(rank.model).extras
-    held = [part for part in extras if find_kind(part.kind).around is None]
+    kinds = ((part, find_kind(part.kind)) for part in stack_of(rank.model).extras)
+    held = [part for part, kind in kinds if kind.around is None and kind.lower is None]
     counts = (weights.total for part in held for weights in weights_of(part, rank.model))
     return float(nodes[0].written_dtype.bytes_of(sum(counts))) / rank.layout.tp

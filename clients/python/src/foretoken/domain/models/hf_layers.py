@@ -247,12 +247,12 @@ def _gemma4(reader: ConfigReader) -> Fields:
     full = windowed.changed(
         window=0, head_dim=head_dim, num_kv_heads=num_kv_heads, has_value_of_key=is_key
     )
-    reader.require("num_kv_shared_layers", default=0, allowed=0)
-    reader.require("use_double_wide_mlp", default=False, allowed=False)
     half = mlp_of(reader.integer("intermediate_size"))
+    wide = 2 if reader.flag("use_double_wide_mlp", default=False) else 1
+    shared_half = half.changed(intermediate=wide * half["intermediate"])
     if reader.flag("enable_moe_block", default=False):
         # A dense network runs with the experts: one that all tokens share.
-        half = read_experts(reader, shared_intermediate=half["intermediate"])
+        half = shared_half = read_experts(reader, shared_intermediate=half["intermediate"])
     extras: tuple[LayerPart, ...] = ()
     width = reader.optional("hidden_size_per_layer_input", 0)
     vocab = reader.optional("vocab_size_per_layer_input", 1)
@@ -260,10 +260,14 @@ def _gemma4(reader: ConfigReader) -> Fields:
         dims = {"vocab": vocab, "width": width}
         extras = (LayerPart(kind="layer_embeddings", dims=dims),)
     sees_all = [kind == "full_attention" for kind in types or []] or [False] * num_layers
+    mixers = [full if is_full else windowed for is_full in sees_all]
+    # The last layers have the keys and values of earlier ones that see as much.
+    first = num_layers - min(reader.optional("num_kv_shared_layers", 0), num_layers)
+    shared = [(mixer.changed(has_shared_kv=1), shared_half) for mixer in mixers[first:]]
     return {
         **read_trunk(reader),
         "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
-        **compose([(full if is_full else windowed, half) for is_full in sees_all]),
+        **compose([*((mixer, half) for mixer in mixers[:first]), *shared]),
         "extras": extras,
     }
 

@@ -44,7 +44,8 @@ def compose(halves: Sequence[Halves]) -> Fields:
 
 def _word(part: LayerPart) -> str:
     if part.kind == "attention":
-        return "window" if part["window"] else "chunk" if part["chunk"] else "full"
+        reach = "window" if part["window"] else "chunk" if part["chunk"] else "full"
+        return f"shared-{reach}" if part["has_shared_kv"] else reach
     if part.kind == "compressed":
         ratio = part["compress_ratio"]
         return f"compressed{ratio}" if ratio else "window"

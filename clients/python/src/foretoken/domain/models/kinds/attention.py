@@ -36,9 +36,15 @@ def value_dim(d: Dims) -> int:
     return d["v_head_dim"] or d["head_dim"]
 
 
+def _own_kv_heads(d: Dims) -> int:
+    """Return the heads whose keys and values a layer computes and keeps itself."""
+    return 0 if d["has_shared_kv"] else d["num_kv_heads"]
+
+
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     q_width = d["num_heads"] * d["head_dim"]
-    k_width, v_width = d["num_kv_heads"] * d["head_dim"], d["num_kv_heads"] * value_dim(d)
+    num_kv_heads = _own_kv_heads(d)
+    k_width, v_width = num_kv_heads * d["head_dim"], num_kv_heads * value_dim(d)
     num_values = 0 if d["has_value_of_key"] else v_width
     out_width = d["num_heads"] * value_dim(d)
     gate_width = {0: 0, 1: out_width, 2: d["num_heads"]}[d["gate"]]
@@ -46,11 +52,16 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     yield Weights(total=model.hidden * (widths + gate_width + out_width), part="attention")
     others = widths if d["has_qkv_bias"] else 0
     others += model.hidden if d["has_out_bias"] else 0
-    others += {0: 0, _HEAD_NORM: 2 * d["head_dim"], _LAYER_NORM: q_width + k_width}[d["qk_norm"]]
+    num_normed = 1 + (not d["has_shared_kv"])
+    others += {0: 0, _HEAD_NORM: num_normed * d["head_dim"], _LAYER_NORM: q_width + k_width}[
+        d["qk_norm"]
+    ]
     yield Weights(total=others + d["has_sinks"] * d["num_heads"])
 
 
 def _state(d: Dims, tp: int) -> RequestState:
+    if d["has_shared_kv"]:
+        return RequestState()
     width = local_heads(d["num_kv_heads"], tp) * (d["head_dim"] + value_dim(d))
     reach = d["window"] or d["chunk"]
     if reach:
@@ -75,7 +86,7 @@ def lower_attention(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNod
     d, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
     num_heads, num_kv_heads, head_dim = d["num_heads"], d["num_kv_heads"], d["head_dim"]
     v_dim = value_dim(d.dims)
-    widths = num_kv_heads * (head_dim + (0 if d["has_value_of_key"] else v_dim))
+    widths = _own_kv_heads(d.dims) * (head_dim + (0 if d["has_value_of_key"] else v_dim))
     kv_heads = (num_kv_heads, widths // num_kv_heads)
     gate_width = {0: 0, 1: num_heads * v_dim, 2: num_heads}[d["gate"]]
     dims = {"m": tokens, "n": num_heads * head_dim + gate_width + widths, "k": hidden}
@@ -89,7 +100,7 @@ def lower_attention(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNod
         training = builder.options.training
         variant = EAGER_VARIANT if training and not training.trainer.fuses_rope else ""
         yield builder.layer("attn_rope", "rope", dims, Partition.HEADS, variant).in_layers(turning)
-    if builder.options.has_kv_cache:
+    if builder.options.has_kv_cache and not d["has_shared_kv"]:
         # Half of a key and a value together, which that operator counts twice.
         dims = {"num_tokens": tokens, "num_kv_heads": num_kv_heads}
         dims["head_dim"] = (head_dim + v_dim) // 2
@@ -104,7 +115,9 @@ def lower_attention(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNod
 
 def _head_norms(builder: NodeBuilder, d: LayerPart) -> Iterator[OperatorNode]:
     tokens, head_dim = builder.shape.num_tokens, d["head_dim"]
-    for role, num_heads in (("q_norm", d["num_heads"]), ("k_norm", d["num_kv_heads"])):
+    for role, num_heads in (("q_norm", d["num_heads"]), ("k_norm", _own_kv_heads(d.dims))):
+        if not num_heads:
+            continue
         if d["qk_norm"] == _HEAD_NORM:
             dims = {"num_tokens": tokens * num_heads, "hidden": head_dim}
             node = builder.layer(role, "rms_norm", dims, Partition.HEADS)
@@ -198,6 +211,7 @@ KIND = KindSpec(
         KindDim("gate", "gate of the output; 1: of every feature, 2: of every head", 0),
         KindDim("has_value_of_key", "1: values are the keys, without a projection", 0),
         KindDim("has_sinks", "1: a learned logit for each head joins the softmax", 0),
+        KindDim("has_shared_kv", "1: keys and values are those of an earlier layer", 0),
     ),
     weights=_weights,
     state=_state,
@@ -207,7 +221,8 @@ KIND = KindSpec(
     split_heads=("num_heads",),
     approximated="chunks run as windows of half a chunk where they are served, what a query sees of"
     " one on average; sinks, slopes of ALiBi, served output gates, partial rotation, norms behind"
-    " halves of layers (Gemma, GLM-4, OLMo): no time of their own",
+    " halves of layers (Gemma, GLM-4, OLMo): no time of their own; where keys are an earlier"
+    " layer's, queries turn as both do",
     backward="Dao, FlashAttention-2, 2023, section 3.1: five products of scores for two, also in"
     " windows",
     varying=("window", "chunk", "has_rope", "has_sinks"),

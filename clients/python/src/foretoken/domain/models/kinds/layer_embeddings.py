@@ -2,8 +2,18 @@
 
 from collections.abc import Iterator
 
+from foretoken.domain.lowering.graph import OperatorNode, Partition, Section
+from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.models.kinds.spec.kind import Dims, KindDim, KindSpec, Place, Weights
+from foretoken.domain.models.kinds.spec.kind import (
+    Dims,
+    KindDim,
+    KindSpec,
+    Place,
+    Placed,
+    Weights,
+)
+from foretoken.domain.models.quantization import StoredWeight
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -13,6 +23,24 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     # From the input to all layers; in each layer a gate and a projection back, with its norms.
     yield Weights(total=model.hidden * width + d["width"])
     yield Weights(total=model.num_layers * model.hidden * (2 * d["width"] + 1))
+
+
+def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    """Yield what makes the inputs of all layers, and what adds its own to each layer."""
+    ((part, layers),) = parts.items()
+    tokens, hidden, width = builder.shape.num_tokens, builder.model.hidden, part["width"]
+    wide, section = len(layers) * width, Section.EMBEDDING
+    dims = {"num_tokens": tokens, "hidden": wide, "vocab": part["vocab"]}
+    yield builder.node("layer_embedding", section, "embedding", dims, Partition.VOCAB)
+    yield builder.node("layer_input_proj", section, "gemm", {"m": tokens, "n": wide, "k": hidden})
+    dims = {"num_tokens": tokens * len(layers), "hidden": width}
+    yield builder.node("layer_input_norm", section, "rms_norm", dims)
+    for role, n, k in (("layer_gate_proj", width, hidden), ("layer_out_proj", hidden, width)):
+        dims = {"m": tokens, "n": n, "k": k}
+        yield builder.projection(role, dims, Partition.REPLICATED, StoredWeight())
+    dims = {"num_tokens": tokens, "intermediate": width}
+    yield builder.layer("layer_activation", "silu_mul", dims)
+    yield builder.norm("layer_embedding_norm", Section.LAYER, tokens)
 
 
 KIND = KindSpec(
@@ -25,6 +53,6 @@ KIND = KindSpec(
         KindDim("width", "features for a layer", minimum=1),
     ),
     weights=_weights,
-    untrained="the products of each layer have no operators",
-    approximated="the weights are held; the gate and projection of each layer take no time",
+    lower=_lower,
+    untrained="the gradient of the table for all layers is not known here",
 )

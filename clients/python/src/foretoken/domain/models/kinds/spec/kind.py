@@ -88,7 +88,8 @@ class KindSpec:
     then why. `whole_sequences` says why ranks cannot split a sequence between them; empty where
     they can.
     `lower` yields the operators of the layers a builder is for; of parts that differ in `varying`
-    alone it gets all, with the layers of each. `split_heads` names dimensions that tensor
+    alone it gets all, with the layers of each; of a part outside the layers, what it runs after
+    them all. `split_heads` names dimensions that tensor
     parallelism must divide, `rotary_dim` returns the features of a head that turn with the
     position. `around` yields a half of a layer with what a part outside the layers
     runs before and after it.
