@@ -252,9 +252,27 @@ def test_the_last_layers_of_gemma_4_e2b_keep_nothing_of_a_request() -> None:
     assert [6144, 6144, 12288, 12288] == widths
 
 
+def test_the_encoder_of_sound_of_gemma_4_has_the_weights_that_transformers_builds() -> None:
+    """Without the convolutions that sample frames down; with the product to the model's width."""
+    sound = {"model_type": "gemma4_audio", "hidden_size": 1024, "num_hidden_layers": 12}
+    keys = {"conv_kernel_size": 5, "output_proj_dims": 1536, "attention_chunk_size": 12}
+    text = {"model_type": "gemma4_text", **_SMALL, "sliding_window": 512}
+    config: dict[str, Any] = {
+        "model_type": "gemma4",
+        "text_config": text,
+        "audio_config": {**sound, **keys},
+    }
+    (encoder,) = count_parameters(architecture_of_hf_config(config, "gemma4")).parts[-1:]
+    assert "audio_encoder" == encoder.part.kind
+    assert pytest.approx(304_824_608 + 1536 * 256, rel=2e-4) == encoder.total
+    config["audio_config"] = {**sound, "num_hidden_layers": 0}
+    with pytest.raises(InvalidRequestError, match=r"audio_config\.num_hidden_layers"):
+        architecture_of_hf_config(config, "gemma4")
+
+
 def test_bloom_and_mpt_have_the_published_parameters_and_turn_no_positions() -> None:
     """Cards: 176,247 million; 30 billion. ALiBi runs inside attention."""
-    bloom = {
+    bloom: dict[str, Any] = {
         "model_type": "bloom",
         "n_embed": 14336,
         "n_layer": 70,
@@ -262,7 +280,7 @@ def test_bloom_and_mpt_have_the_published_parameters_and_turn_no_positions() -> 
         "vocab_size": 250880,
         "seq_length": 2048,
     }
-    mpt = {
+    mpt: dict[str, Any] = {
         "model_type": "mpt",
         "d_model": 7168,
         "n_heads": 64,

@@ -108,6 +108,8 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
         if model_type in _TILED:
             encoder = _of_tiles(reader, encoder, fields["hidden"])
         extras = (*extras, encoder)
+    if sound := reader.get("audio_config"):
+        extras = (*extras, _audio_encoder(reader, sound))
     is_tied = reader.flag("tie_word_embeddings", default=fields["has_tied_embedding"])
     return {**fields, "has_tied_embedding": is_tied, "extras": extras}
 
@@ -183,6 +185,31 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     for violation in (*vision.violations, *inner.violations):
         outer.refuse(f"vision_config.{violation.field}", violation.description)
     return LayerPart(kind="encoder", dims=dims)
+
+
+# Features of a frame of sound, which both convolutions before the encoder halve.
+# Source: transformers 5, feature_extraction_gemma4.py (`feature_size`) and modeling_gemma4.py.
+_MEL_BINS, _SAMPLED_DOWN = 128, 4
+
+
+def _audio_encoder(outer: ConfigReader, config: object) -> LayerPart:
+    """Return the encoder of sound; further keys change no weights."""
+    if not isinstance(config, Mapping):
+        outer.refuse("audio_config", f"expected an object, found {config!r:.80}")
+        config = {}
+    sound = ConfigReader(config)
+    channels = sound.numbers("subsampling_conv_channels", 2) or [128, 32]
+    hidden = sound.integer("hidden_size")
+    dims = {
+        "num_layers": sound.integer("num_hidden_layers"),
+        "hidden": hidden,
+        "conv_kernel": sound.optional("conv_kernel_size", 5),
+        "sampled_features": channels[1] * _MEL_BINS // _SAMPLED_DOWN,
+        "output": sound.optional("output_proj_dims", hidden),
+    }
+    for violation in sound.violations:
+        outer.refuse(f"audio_config.{violation.field}", violation.description)
+    return LayerPart(kind="audio_encoder", dims=dims)
 
 
 MULTIMODAL: Mapping[str, Callable[[ConfigReader], Fields]] = {
