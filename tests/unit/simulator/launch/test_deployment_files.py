@@ -14,6 +14,7 @@ import yaml
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.engine import EngineSpec
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.cluster import (
@@ -311,6 +312,10 @@ def test_what_cannot_be_started_is_refused_with_what_to_do(tmp_path: Path) -> No
     wide = dataclasses.replace(_PLAIN, layout=ParallelLayout(tp=16))
     with pytest.raises(InvalidRequestError, match="replicas that fit a node"):
         write_deployment(wide, tmp_path)
+    tier = KvTier(name="cpu", capacity_bytes=10**11, read_bytes_per_s=25e9, write_bytes_per_s=25e9)
+    tiered = dataclasses.replace(_PLAIN.engine, kv_tiers=(tier,))
+    with pytest.raises(InvalidRequestError, match="tiers of KV blocks: leave them out"):
+        write_deployment(dataclasses.replace(_PLAIN, engine=tiered), tmp_path)
     with pytest.raises(UnknownPluginError, match="vllm"):
         write_deployment(_PLAIN, tmp_path, LaunchOptions(engine="vlm"))
     assert [] == list(tmp_path.iterdir())

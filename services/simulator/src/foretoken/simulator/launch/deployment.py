@@ -111,6 +111,11 @@ def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> Non
         if profile.ffn_devices:
             why = "no files are written for attention and experts apart: set it 0"
             raise InvalidRequestError.of_field("engine.rules.ffn_devices", why)
+        if pool.scenario.engine.kv_tiers:
+            why = (
+                "no files are written for tiers of KV blocks: leave them out, or start them by hand"
+            )
+            raise InvalidRequestError.of_field("engine.kv_tiers", why)
         bound = EngineBound(name=engine.name, can=engine.can)
         if profile.engine == engine.name:
             bound = EngineBound(name=profile.name, can=profile.can)
