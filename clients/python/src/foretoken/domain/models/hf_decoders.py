@@ -4,35 +4,33 @@ Each model type is one function of `DECODERS` that says which keys it has and wh
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from foretoken.domain.models.architecture import MlaSpec, MoeSpec
+from foretoken.domain.models.hf_parts import Fields, prediction_heads, read_groups, read_trunk
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.layer import LayerPart
 
-# Constructor arguments of a ModelArchitecture.
-Fields = dict[str, Any]
-
+_LENGTH = "max_position_embeddings"
 # What Qwen2Config of transformers takes where its keys are missing.
 _QWEN_WINDOW, _QWEN_WINDOW_LAYERS = 4096, 28
 
 
-def read_decoder(reader: ConfigReader) -> Fields:
-    """Read the keys that Llama and most of its descendants share."""
+def read_decoder(reader: ConfigReader, times_wider: int = 0) -> Fields:
+    """Read the keys that Llama and most of its descendants share.
+
+    `times_wider` its dense halves are than the model where a file does not say how wide.
+    """
     hidden, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
     if hidden % num_heads and reader.get("head_dim") is None:
         reader.refuse("hidden_size", f"{hidden} is no multiple of the {num_heads} heads")
     return {
+        **read_trunk(reader),
         "num_layers": reader.integer("num_hidden_layers"),
-        "hidden": hidden,
         "num_heads": num_heads,
         "num_kv_heads": reader.optional("num_key_value_heads", num_heads),
         "head_dim": reader.optional("head_dim", hidden // num_heads),
-        "intermediate": reader.integer("intermediate_size"),
-        "vocab": reader.integer("vocab_size"),
-        "max_position": reader.integer("max_position_embeddings"),
-        "activation": reader.activation("hidden_act", default="silu"),
-        "has_tied_embedding": reader.flag("tie_word_embeddings", default=False),
+        "intermediate": reader.optional("intermediate_size", times_wider * hidden)
+        if times_wider
+        else reader.integer("intermediate_size"),
     }
 
 
@@ -134,11 +132,8 @@ def _internlm(reader: ConfigReader) -> Fields:
 
 
 def _gemma(reader: ConfigReader) -> Fields:
-    return {
-        **read_decoder(reader),
-        "activation": reader.activation("hidden_activation", "hidden_act", default="gelu"),
-        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
-    }
+    reader.assume({"hidden_act": "gelu", "tie_word_embeddings": True})
+    return read_decoder(reader)
 
 
 def _layer_period(reader: ConfigReader, num_layers: int) -> int:
@@ -199,38 +194,22 @@ def _deepseek(reader: ConfigReader) -> Fields:
     }
 
 
-def read_groups(reader: ConfigReader) -> dict[str, int]:
-    """Return the groups of experts that a router chooses among first; nothing for one group."""
-    groups = reader.optional("n_group", 0)
-    if groups <= 1:
-        return {}
-    return {"num_groups": groups, "top_k_groups": reader.optional("topk_group", groups)}
-
-
-def prediction_heads(reader: ConfigReader, *keys: str) -> tuple[LayerPart, ...]:
-    """Return the layers that predict further tokens, which the first key that says any counts."""
-    counts = [reader.optional(key, 0) for key in keys]
-    most = next((count for count in counts if count), 0)
-    if most < 1:
-        return ()
-    return (LayerPart(kind="prediction_heads", dims={"num_modules": most}),)
-
-
 def _mimo(reader: ConfigReader) -> Fields:
     return {**_qwen2(reader), "extras": prediction_heads(reader, "num_nextn_predict_layers")}
 
 
+def _read_old(reader: ConfigReader, **own: object) -> Fields:
+    """Read models of layer norm with biases, whose halves have no gate and are four times wider."""
+    reader.assume({"hidden_act": "gelu"})
+    old = {"is_gated": False, "norm": "layer_norm", "has_bias": True}
+    return {**read_decoder(reader, times_wider=4), **old, **own}
+
+
 def _classic(reader: ConfigReader) -> Fields:
-    """Read what GPT-NeoX and Phi share: biases, layer norm, no gate, parallel residual."""
+    """Read GPT-NeoX and Phi."""
     reader.require("attention_bias", default=True, allowed=True)
-    return {
-        **read_decoder(reader),
-        "activation": reader.activation("hidden_act", default="gelu"),
-        "is_gated": False,
-        "norm": "layer_norm",
-        "has_bias": True,
-        "has_parallel_residual": reader.flag("use_parallel_residual", default=True),
-    }
+    is_parallel = reader.flag("use_parallel_residual", default=True)
+    return _read_old(reader, has_parallel_residual=is_parallel)
 
 
 def _phi(reader: ConfigReader) -> Fields:
@@ -238,26 +217,21 @@ def _phi(reader: ConfigReader) -> Fields:
     return _classic(reader)
 
 
-def _gpt2(reader: ConfigReader) -> Fields:
-    hidden, num_heads = reader.integer("n_embd"), reader.integer("n_head")
-    if hidden % num_heads:
-        reader.refuse("n_embd", f"{hidden} is no multiple of the {num_heads} heads")
-    return {
-        "num_layers": reader.integer("n_layer"),
-        "hidden": hidden,
-        "num_heads": num_heads,
-        "num_kv_heads": num_heads,
-        "head_dim": hidden // num_heads,
-        "intermediate": reader.optional("n_inner", 4 * hidden),
-        "vocab": reader.integer("vocab_size"),
-        "max_position": reader.integer("n_positions", "n_ctx"),
-        "activation": reader.activation("activation_function", default="gelu"),
-        "is_gated": False,
-        "norm": "layer_norm",
-        "position": "learned",
-        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
-        "has_bias": True,
-    }
+# What GPT-2 and its descendants call dimensions.
+_GPT_2 = {
+    "activation_function": "hidden_act",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": _LENGTH,
+}
+
+
+def _gpt2(reader: ConfigReader, **own: object) -> Fields:
+    reader.assume({"n_positions": reader.get("n_ctx"), "tie_word_embeddings": True})
+    reader.rename(_GPT_2)
+    return _read_old(reader, **{"position": "learned", **own})
 
 
 def _gpt_bigcode(reader: ConfigReader) -> Fields:
@@ -266,60 +240,41 @@ def _gpt_bigcode(reader: ConfigReader) -> Fields:
     reader.require("add_cross_attention", default=False, allowed=False)
     reader.ignore("attention_softmax_in_fp32", "num_key_value_heads", "inference_runner")
     reader.ignore("pre_allocate_kv_cache", "validate_runner_input", "max_sequence_length")
-    return {**_gpt2(reader), "num_kv_heads": num_kv_heads}
+    return _gpt2(reader, num_kv_heads=num_kv_heads)
 
 
 def _gptj(reader: ConfigReader) -> Fields:
     """Read GPT-J and CodeGen; biases of their MLPs are not counted."""
     reader.ignore("rotary_dim", "rotary")
-    own = {"position": "rope", "has_bias": False, "has_parallel_residual": True}
-    is_tied = reader.flag("tie_word_embeddings", default=False)
-    return {**_gpt2(reader), **own, "has_tied_embedding": is_tied}
+    reader.assume({"tie_word_embeddings": False})
+    return _gpt2(reader, position="rope", has_bias=False, has_parallel_residual=True)
 
 
 def _falcon(reader: ConfigReader) -> Fields:
     """Read Falcon and Falcon 2: one head of keys and values, or groups in the newer layers."""
+    reader.rename({"activation": "hidden_act", "ffn_hidden_size": "intermediate_size"})
+    reader.rename({"num_kv_heads": "num_key_value_heads"})
+    reader.assume({_LENGTH: 2048, "tie_word_embeddings": True})
     reader.require("alibi", default=False, allowed=False)
     reader.require("parallel_attn", default=True, allowed=True)
-    hidden, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    groups = reader.optional("num_kv_heads", num_heads)
     is_grouped = reader.flag("new_decoder_architecture", default=False)
     is_shared = reader.flag("multi_query", default=True) and not is_grouped
     # The norms of a layer.
     reader.ignore("num_ln_in_parallel_attn", "apply_residual_connection_post_layernorm")
-    return {
-        "num_layers": reader.integer("num_hidden_layers"),
-        "hidden": hidden,
-        "num_heads": num_heads,
-        "num_kv_heads": 1 if is_shared else groups,
-        "head_dim": hidden // num_heads,
-        "intermediate": reader.optional("ffn_hidden_size", 4 * hidden),
-        "vocab": reader.integer("vocab_size"),
-        "max_position": reader.optional("max_position_embeddings", 2048),
-        "activation": reader.activation("activation", default="gelu"),
-        "is_gated": False,
-        "norm": "layer_norm",
-        "has_bias": reader.flag("bias", default=False),
-        "has_parallel_residual": True,
-        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
-    }
+    has_bias = reader.flag("bias", default=False)
+    fields = _read_old(reader, has_bias=has_bias, has_parallel_residual=True)
+    return {**fields, "num_kv_heads": 1 if is_shared else fields["num_kv_heads"]}
 
 
 def _opt(reader: ConfigReader) -> Fields:
     reader.rename({"ffn_dim": "intermediate_size", "activation_function": "hidden_act"})
+    reader.assume({"tie_word_embeddings": True})
     hidden = reader.integer("hidden_size")
     reader.require("do_layer_norm_before", default=True, allowed=True)
     reader.require("word_embed_proj_dim", default=hidden, allowed=hidden)
     reader.require("layer_norm_elementwise_affine", default=True, allowed=True)
     reader.ignore("layerdrop", "_remove_final_layer_norm")
-    return {
-        **read_decoder(reader),
-        "has_tied_embedding": reader.flag("tie_word_embeddings", default=True),
-        "is_gated": False,
-        "norm": "layer_norm",
-        "position": "learned",
-        "has_bias": reader.flag("enable_bias", default=True),
-    }
+    return _read_old(reader, position="learned", has_bias=reader.flag("enable_bias", default=True))
 
 
 DECODERS: Mapping[str, Callable[[ConfigReader], Fields]] = {

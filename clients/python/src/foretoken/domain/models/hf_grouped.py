@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from foretoken.domain.models.hf_decoders import Fields, prediction_heads
 from foretoken.domain.models.hf_parts import (
+    Fields,
     compose,
     dense_first,
     mlp_of,
+    prediction_heads,
     read_attention,
     read_experts,
     read_trunk,

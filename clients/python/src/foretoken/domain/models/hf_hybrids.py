@@ -7,13 +7,14 @@ Source: the configuration and modelling files of these models in transformers 5.
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from foretoken.domain.models.hf_decoders import Fields, prediction_heads
 from foretoken.domain.models.hf_parts import (
+    Fields,
     Halves,
     compose,
     dense_first,
     latent_dims,
     mlp_of,
+    prediction_heads,
     read_attention,
     read_experts,
     read_trunk,

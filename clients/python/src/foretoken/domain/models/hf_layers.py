@@ -6,13 +6,14 @@ Source: the configuration and modelling files of these models in transformers 5.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from foretoken.domain.models.hf_decoders import Fields, prediction_heads
 from foretoken.domain.models.hf_parts import (
+    Fields,
     compose,
     dense_first,
     index_dims,
     latent_dims,
     mlp_of,
+    prediction_heads,
     read_attention,
     read_experts,
     read_trunk,

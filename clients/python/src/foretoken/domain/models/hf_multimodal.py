@@ -6,9 +6,10 @@ Source: the configuration and modelling files of these models in transformers 5.
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from foretoken.domain.models.hf_decoders import DECODERS, Fields, read_qwen3, read_qwen3_moe
+from foretoken.domain.models.hf_decoders import DECODERS, read_qwen3, read_qwen3_moe
 from foretoken.domain.models.hf_grouped import GROUPED
 from foretoken.domain.models.hf_layers import LAYERED
+from foretoken.domain.models.hf_parts import Fields
 from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.hf_recurrent import RECURRENT
 from foretoken.domain.models.layer import LayerPart

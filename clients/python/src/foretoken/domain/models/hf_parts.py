@@ -1,11 +1,13 @@
 """Halves of layers as Hugging Face files say them, which several families share."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from foretoken.domain.models.hf_decoders import Fields, read_groups
 from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.layer import LayerKind, LayerPart, write_pattern
 
+# Constructor arguments of a ModelArchitecture.
+Fields = dict[str, Any]
 # A mixer and a feed-forward half.
 Halves = tuple[LayerPart | None, LayerPart | None]
 
@@ -140,3 +142,20 @@ def index_dims(reader: ConfigReader) -> dict[str, int]:
         "index_head_dim": reader.integer("index_head_dim"),
         "index_topk": reader.integer("index_topk"),
     }
+
+
+def read_groups(reader: ConfigReader) -> dict[str, int]:
+    """Return the groups of experts that a router chooses among first; nothing for one group."""
+    groups = reader.optional("n_group", 0)
+    if groups <= 1:
+        return {}
+    return {"num_groups": groups, "top_k_groups": reader.optional("topk_group", groups)}
+
+
+def prediction_heads(reader: ConfigReader, *keys: str) -> tuple[LayerPart, ...]:
+    """Return the layers that predict further tokens, which the first key that says any counts."""
+    counts = [reader.optional(key, 0) for key in keys]
+    most = next((count for count in counts if count), 0)
+    if most < 1:
+        return ()
+    return (LayerPart(kind="prediction_heads", dims={"num_modules": most}),)

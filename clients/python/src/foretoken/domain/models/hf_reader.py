@@ -193,10 +193,11 @@ class ConfigReader:
     def rename(self, names: Mapping[str, str]) -> None:
         """Read keys by the names that most families have for them: `names` has these by own ones.
 
-        What is wrong with one is said of the key that the file has.
+        What is wrong with one is said of the key that the file has, or should have.
         """
         found = {own: usual for own, usual in names.items() if own in self._config}
-        self._renamed |= {usual: own for own, usual in found.items()}
+        missing = {usual: own for own, usual in names.items() if usual not in self._config}
+        self._renamed |= {**missing, **{usual: own for own, usual in found.items()}}
         self._config = {found.get(key, key): value for key, value in self._config.items()}
 
     def has(self, key: str) -> bool:

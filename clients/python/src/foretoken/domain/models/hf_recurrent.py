@@ -6,14 +6,15 @@ Source: the configuration and modelling files of these models in transformers 5.
 
 from collections.abc import Callable, Mapping
 
-from foretoken.domain.models.hf_decoders import Fields, prediction_heads
 from foretoken.domain.models.hf_hybrids import HYBRIDS, read_gated_delta, read_mamba2
 from foretoken.domain.models.hf_parts import (
+    Fields,
     Halves,
     compose,
     dense_first,
     latent_dims,
     mlp_of,
+    prediction_heads,
     read_attention,
     read_experts,
     read_trunk,
