@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.models.hf_config import architecture_of_hf_config
 from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.models.stack import state_of
@@ -195,6 +195,24 @@ def test_minimax_text_01_has_full_attention_in_every_eighth_layer() -> None:
     assert lightning is not None
     # 64 heads of 128 x 128 in 32 bits.
     assert [4 * 2**20, 2**19] == [state_of(lightning, tp).request_bytes for tp in (1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("preset", "total", "active"),
+    [
+        ("bloom-176b", 176.247, 176.247),
+        ("falcon-mamba-7b", 7.273, 7.273),
+        ("gemma-4-e2b", 5.1, 2.3),
+        ("gemma-4-e4b", 8.0, 4.5),
+        ("jamba-1.5-mini", 52, 12),
+        ("minimax-text-01", 456, 48.4),
+    ],
+)
+def test_presets_have_what_cards_publish(preset: str, total: float, active: float) -> None:
+    """In billions; active ones with the embeddings, encoders and embeddings for layers aside."""
+    count = count_parameters(find_model(preset))
+    assert pytest.approx(total, rel=0.01) == count.total / 1e9
+    assert pytest.approx(active, rel=0.035) == count.active_total / 1e9
 
 
 def test_falcon_40b_has_the_published_parameters_and_8_heads_of_keys() -> None:

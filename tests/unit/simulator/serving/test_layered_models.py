@@ -16,7 +16,8 @@ from foretoken.simulator.serving.feasibility import plan_memories
 _FAMILIES = (
     *("deepseek-v3.2", "deepseek-v4-flash", "gemma-4-26b-a4b", "glm-5.2-fp8", "kimi-k3"),
     *("llama-4-scout-17b-16e", "mimo-v2-flash", "minimax-m2.5", "minimax-m3-nvfp4"),
-    *("nemotron-3-nano-30b-a3b", "qwen3.5-397b-a17b-nvfp4", "step-3.7-flash"),
+    *("nemotron-3-nano-30b-a3b", "qwen3.5-397b-a17b-nvfp4", "step-3.7-flash", "bloom-176b"),
+    *("falcon-mamba-7b", "gemma-4-e2b", "jamba-1.5-mini", "minimax-text-01"),
 )
 _WORKLOAD = WorkloadSpec(
     num_requests=6,
@@ -53,9 +54,11 @@ def test_every_model_has_a_memory_plan() -> None:
             continue
         scenario = _scenario(name, tp=2 if name in _OF_FEW_HEADS else 8)
         [memory] = plan_memories(scenario, scenario.resolve_engine())
-        states = any(state_of(part).request_bytes for part in stack_of(model).mixers)
-        assert states == (memory.state_bytes > 0), name
-        assert memory.kv_bytes_per_token > 0
+        states = [state_of(part) for part in stack_of(model).mixers]
+        is_recurrent = any(state.request_bytes for state in states)
+        assert is_recurrent == (memory.state_bytes > 0), name
+        has_cache = any(state.token_elements or state.token_bytes for state in states)
+        assert has_cache == (memory.kv_bytes_per_token > 0), name
         if memory.infeasibility:
             unfit.append(name)
     assert ["deepseek-v4-pro-fp8", "glm-5.2", "glm-5", "kimi-k3"] == unfit
