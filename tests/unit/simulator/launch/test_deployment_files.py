@@ -29,6 +29,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import ImageSpec, LengthSpec, WorkloadSpec
 from foretoken.simulator.launch.deployment import LaunchOptions, write_deployment
 from foretoken.simulator.launch.files import render_scenario, write_files
+from foretoken.simulator.launch.server import find_server
 
 _PLAIN = ServingScenario(
     model=find_model("llama-3.1-8b"),
@@ -241,6 +242,74 @@ def test_encoders_are_written_for_servers_that_have_them(tmp_path: Path) -> None
         write_deployment(scenario, tmp_path)
 
 
+_STORE = KvTier(
+    name="store",
+    capacity_bytes=8 * 10**11,
+    read_bytes_per_s=25e9,
+    write_bytes_per_s=25e9,
+    is_shared=True,
+)
+
+
+def _sharing(profile: str, *pools: ReplicaPool) -> ServingScenario:
+    engine = EngineSpec(profile=profile, kv_tiers=(_STORE,))
+    return dataclasses.replace(_PLAIN, engine=engine, cluster=ClusterSpec(pools=pools))
+
+
+def test_replicas_share_a_store_to_which_every_device_gives_its_part(tmp_path: Path) -> None:
+    """800 GB over four replicas of two devices."""
+    pool = ReplicaPool(name="chat", num_replicas=4, layout=ParallelLayout(tp=2))
+    write_deployment(_sharing("vllm-0.25", pool), tmp_path)
+    commands = _commands(tmp_path)
+    assert {"chat", "router", "kv-store"} == set(commands)
+    transfer = json.loads(_option(commands["chat"], "kv-transfer-config"))
+    assert {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"} == transfer
+    manifests = _manifests(tmp_path / "deployment.yaml")
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
+    chat = next(each for each in manifests if each["metadata"]["name"] == "chat")
+    (container,) = chat["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    settings = json.loads(variables["MOONCAKE_CONFIG"])
+    assert ("100GB", "kv-store:50051") == (
+        settings["global_segment_size"],
+        settings["master_server_address"],
+    )
+    script = (tmp_path / "commands.sh").read_text(encoding="utf-8")
+    assert "mooncake_master" in script
+    read = find_server("vllm").read(shlex.join(commands["chat"]))
+    assert read is not None
+    assert ("aggregated", 2) == (read[0]["role"], read[0]["tp"])
+
+
+def test_prefill_replicas_send_blocks_and_keep_them_in_the_store(tmp_path: Path) -> None:
+    tiers = EngineSpec(profile="vllm-0.25", kv_tiers=(_STORE,))
+    pools = (
+        ReplicaPool(name="prompts", role="prefill", num_replicas=2, engine=tiers),
+        ReplicaPool(name="answers", role="decode", engine=EngineSpec(profile="vllm-0.25")),
+    )
+    write_deployment(dataclasses.replace(_PLAIN, cluster=ClusterSpec(pools=pools)), tmp_path)
+    commands = _commands(tmp_path)
+    prefill = json.loads(_option(commands["prompts"], "kv-transfer-config"))
+    found = [each["kv_connector"] for each in prefill["kv_connector_extra_config"]["connectors"]]
+    assert ("kv_producer", ["NixlConnector", "MooncakeStoreConnector"]) == (
+        prefill["kv_role"],
+        found,
+    )
+    assert (
+        "NixlConnector"
+        == json.loads(_option(commands["answers"], "kv-transfer-config"))["kv_connector"]
+    )
+
+
+def test_a_release_without_a_store_is_refused(tmp_path: Path) -> None:
+    pool = ReplicaPool(name="chat", num_replicas=2)
+    with pytest.raises(InvalidRequestError, match=r"Mooncake's store from 0\.21 on"):
+        write_deployment(_sharing("vllm-0.19", pool), tmp_path)
+    with pytest.raises(InvalidRequestError, match="of vLLM"):
+        write_deployment(_sharing("sglang-0.5", pool), tmp_path)
+
+
 def test_pools_of_different_devices_ask_for_theirs(tmp_path: Path) -> None:
     write_deployment(_SEVERAL, tmp_path)
     selectors = {
@@ -314,7 +383,7 @@ def test_what_cannot_be_started_is_refused_with_what_to_do(tmp_path: Path) -> No
         write_deployment(wide, tmp_path)
     tier = KvTier(name="cpu", capacity_bytes=10**11, read_bytes_per_s=25e9, write_bytes_per_s=25e9)
     tiered = dataclasses.replace(_PLAIN.engine, kv_tiers=(tier,))
-    with pytest.raises(InvalidRequestError, match="tiers of KV blocks: leave them out"):
+    with pytest.raises(InvalidRequestError, match="one store that replicas share, of vLLM"):
         write_deployment(dataclasses.replace(_PLAIN, engine=tiered), tmp_path)
     with pytest.raises(UnknownPluginError, match="vllm"):
         write_deployment(_PLAIN, tmp_path, LaunchOptions(engine="vlm"))

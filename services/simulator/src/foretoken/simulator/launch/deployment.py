@@ -20,6 +20,8 @@ from foretoken.simulator.launch.server import (
     POD_ADDRESS,
     SERVER_PORT,
     STARTUP_S,
+    STORE_NAME,
+    STORE_PORT,
     Launch,
     LaunchPool,
     ServingEngine,
@@ -68,7 +70,8 @@ def write_deployment(
     _check_server_has(pools, engine)
     launches = [engine.serve(pool) for pool in pools]
     router = _route(scenario, pools, engine)
-    started = _started(pools, launches, router)
+    store = next((engine.share(pool) for pool in pools if pool.num_sharing), None)
+    started = {**_started(pools, launches, router), "store": store and _commands(store)}
     scenario_text = render_scenario(scenario)
     about = {
         "entry": "router" if router else pools[-1].pool.name,
@@ -111,10 +114,10 @@ def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> Non
         if profile.ffn_devices:
             why = "no files are written for attention and experts apart: set it 0"
             raise InvalidRequestError.of_field("engine.rules.ffn_devices", why)
-        if pool.scenario.engine.kv_tiers:
-            why = (
-                "no files are written for tiers of KV blocks: leave them out, or start them by hand"
-            )
+        tiers = pool.scenario.engine.kv_tiers
+        if tiers and not (engine.shares_kv and tiers[0].is_shared):
+            others = [server.label for server in all_servers().values() if server.shares_kv]
+            why = f"files are written for one store that replicas share, of {' and '.join(others)}"
             raise InvalidRequestError.of_field("engine.kv_tiers", why)
         bound = EngineBound(name=engine.name, can=engine.can)
         if profile.engine == engine.name:
@@ -140,6 +143,11 @@ def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[Launc
     rounded = -(-longest // _TOKENS_ROUNDED_TO) * _TOKENS_ROUNDED_TO
     named = [replace(pool, name=_dns_name(pool.name)) for pool in declared]
     urls = tuple(url for pool in named if pool.role == "encoder" for url in _urls_of(pool))
+    num_sharing = sum(
+        pool.num_replicas * part.layout.num_devices
+        for pool, part in zip(named, parts, strict=True)
+        if part.engine.kv_tiers
+    )
     return [
         LaunchPool(
             pool=pool,
@@ -148,6 +156,7 @@ def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[Launc
             max_tokens=min(rounded, scenario.model.max_position),
             # What decodes is sent no images.
             encoder_urls=urls if pool.role in ("aggregated", "prefill") else (),
+            num_sharing=num_sharing if part.engine.kv_tiers else 0,
         )
         for pool, part in zip(named, parts, strict=True)
     ]
@@ -193,6 +202,8 @@ def _started(
         "router": router and _commands(router),
         "address": POD_ADDRESS,
         "port": SERVER_PORT,
+        "store_name": STORE_NAME,
+        "store_port": STORE_PORT,
         "startup_s": STARTUP_S,
     }
 

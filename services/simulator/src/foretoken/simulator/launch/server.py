@@ -22,6 +22,8 @@ SERVER_HOST, SERVER_PORT = "0.0.0.0", 8000  # noqa: S104 - a pod's own network
 STARTUP_S = 3600
 # The environment variable whose value is the address of the pod.
 POD_ADDRESS = "POD_ADDRESS"
+# What the master of a store of KV blocks is called, and where it listens.
+STORE_NAME, STORE_PORT = "kv-store", 50051
 # The words of options for number formats.
 DTYPE_WORDS = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
 # Formats that servers make of a 16-bit checkpoint while they load it.
@@ -51,6 +53,7 @@ class LaunchPool:
 
     `model_id` is what the server loads: a name on Hugging Face, or a path. No request is longer
     than `max_tokens`, prompt and answer. Images are encoded at `encoder_urls` (empty: here).
+    A store of KV blocks is that of so many devices, `num_sharing` (0: there is none).
     """
 
     pool: ReplicaPool
@@ -58,6 +61,7 @@ class LaunchPool:
     model_id: str
     max_tokens: int
     encoder_urls: tuple[str, ...] = ()
+    num_sharing: int = 0
 
     @property
     def num_devices(self) -> int:
@@ -84,7 +88,8 @@ class ServedOptions:
 
     Without speculation `drafts` is empty, of adapters without any `max_loras` is 0. `role` is that
     of the replica's pool. A format of weights is only named where the server makes it of a 16-bit
-    checkpoint while it loads that. What is None is left to the engine.
+    checkpoint while it loads that. What is None is left to the engine. To a store of KV blocks that
+    replicas share each device gives `store_bytes` of its host's memory.
     """
 
     model_id: str
@@ -121,6 +126,7 @@ class ServedOptions:
     num_draft_tokens: int = 0
     draft_model: str = ""
     encoder_urls: tuple[str, ...] = ()
+    store_bytes: int = 0
 
     @classmethod
     def of_pool(cls, pool: LaunchPool) -> "ServedOptions":
@@ -147,6 +153,11 @@ class ServedOptions:
             ),
             role=pool.pool.role,
             encoder_urls=pool.encoder_urls,
+            store_bytes=sum(
+                tier.capacity_bytes // pool.num_sharing
+                for tier in scenario.engine.kv_tiers
+                if pool.num_sharing
+            ),
             max_loras=lora.max_loaded if lora else 0,
             num_loras=max(lora.num_adapters, lora.max_loaded) if lora else 0,
             lora_rank=lora.rank if lora else 0,
@@ -236,7 +247,7 @@ class ServingEngine(Protocol):
 
     `name` is that of profiles and of `foretoken collect --server`, `label` its own. `profile` is
     the engine profile of the newest release that files are written for. With `encodes_apart` they
-    are for encoders of images apart, too.
+    are for encoders of images apart, too, with `shares_kv` for a store of KV blocks.
     """
 
     name: ClassVar[str]
@@ -245,6 +256,7 @@ class ServingEngine(Protocol):
     options: ClassVar[OptionMap]
     router: ClassVar[Router]
     encodes_apart: ClassVar[bool] = False
+    shares_kv: ClassVar[bool] = False
 
     @property
     def can(self) -> EngineCapabilities:
@@ -262,6 +274,10 @@ class ServingEngine(Protocol):
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""
 
+    def share(self, _pool: LaunchPool) -> Launch | None:
+        """Return what starts the store that replicas share, None where there is no such program."""
+        return None
+
     def remarks(self, served: ServedOptions, drafts: str) -> list[str]:
         """Return what a reader has to know; `drafts` are where those of `layers` come from."""
         remarks = {
@@ -272,6 +288,10 @@ class ServingEngine(Protocol):
             ),
             "KV caches move by NIXL, which must be in the image": served.role
             in ("prefill", "decode"),
+            f"each GPU gives {served.store_bytes / 1e9:.0f} GB of its host's memory to the store,"
+            " whose blocks move by RDMA: give pods that memory and the network's devices": (
+                served.store_bytes > 0
+            ),
         }
         return [remark for remark, is_said in remarks.items() if is_said]
 

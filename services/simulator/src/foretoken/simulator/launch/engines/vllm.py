@@ -1,12 +1,15 @@
 """vLLM's server, and its router.
 
-Sources: vLLM, `vllm/engine/arg_utils.py` (options of 0.8 to 0.20) and
-`docs/features/nixl_connector_usage.md`; the README of vllm-project/router.
+Sources: vLLM, `vllm/engine/arg_utils.py` (options of 0.8 to 0.20),
+`docs/features/{nixl_connector,mooncake_store_connector}_usage.md`; the README of
+vllm-project/router.
 """
 
 import json
 import math
+from collections.abc import Mapping
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.launch.options import (
     Fields,
@@ -27,6 +30,8 @@ from foretoken.simulator.launch.server import (
     QUANTIZED_AT_LOAD,
     SERVER_HOST,
     SERVER_PORT,
+    STORE_NAME,
+    STORE_PORT,
     Launch,
     LaunchPool,
     Router,
@@ -50,6 +55,14 @@ _TRANSFER = {
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
     "UCX_NET_DEVICES": "all",
 }
+# Blocks that replicas share lie in their hosts' memory, each device's part in its own.
+_STORE: Mapping[str, object] = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+_STORE_SINCE = (0, 21)
+_STORE_INSTALL = "pip install --quiet --user mooncake-transfer-engine"
+_STORE_CLIENT = (
+    *("sh", "-c"),
+    f'{_STORE_INSTALL} && printf %s "$MOONCAKE_CONFIG" > "$MOONCAKE_CONFIG_PATH" && exec "$0" "$@"',
+)
 # vLLM's name of the methods that draft without a model of their own.
 _DRAFTS = {"ngram": "ngram", "layers": "mtp"}
 # Its exchanges of tokens and experts; without the option it gathers and scatters.
@@ -132,20 +145,37 @@ def _read_adapters(options: Options) -> Fields:
 
 
 def _write_transfer(served: ServedOptions) -> Options:
-    if served.role not in _KV_ROLES:
-        return {}
-    settings = {
-        "kv_connector": "NixlConnector",
-        "kv_role": _KV_ROLES[served.role],
-        "kv_load_failure_policy": "fail",
-    }
-    return {"kv-transfer-config": json.dumps(settings)}
+    role = _KV_ROLES.get(served.role)
+    sent = {"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": "fail"}
+    connectors: list[Mapping[str, object]] = [sent] if role else []
+    connectors += [_STORE] if served.store_bytes else []
+    if len(connectors) > 1:
+        settings = {"connectors": connectors}
+        several = {"kv_connector": "MultiConnector", "kv_role": role}
+        connectors = [{**several, "kv_connector_extra_config": settings}]
+    return {"kv-transfer-config": json.dumps(connectors[0])} if connectors else {}
 
 
 def _read_transfer(options: Options) -> Fields:
-    if "kv-transfer-config" not in options:
-        return {"role": "aggregated"}
-    return {"role": invert(_KV_ROLES)[json.loads(options["kv-transfer-config"])["kv_role"]]}
+    said = json.loads(options.get("kv-transfer-config", "{}")).get("kv_role")
+    # One that has both roles is a store, whose links no option says.
+    return {"role": invert(_KV_ROLES).get(said, "aggregated")}
+
+
+def _store_variables(served: ServedOptions) -> dict[str, str]:
+    settings = {
+        "mode": "embedded",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": f"{STORE_NAME}:{STORE_PORT}",
+        "global_segment_size": f"{max(served.store_bytes // 10**9, 1)}GB",
+        "local_buffer_size": "4GB",
+        "protocol": "rdma",
+        "device_name": "",
+    }
+    return {
+        "MOONCAKE_CONFIG": json.dumps(settings),
+        "MOONCAKE_CONFIG_PATH": "/tmp/mooncake.json",  # noqa: S108 - in a container of its own
+    }
 
 
 def _write_drafts(served: ServedOptions) -> Options:
@@ -179,6 +209,7 @@ class VllmEngine(ServingEngine):
     name = "vllm"
     label = "vLLM"
     profile = "vllm-0.20"
+    shares_kv = True
     options = OptionMap(
         links=(
             # The model is the command's own word, not an option of it; it is read as one.
@@ -247,23 +278,57 @@ class VllmEngine(ServingEngine):
         """Return what starts one replica of a pool."""
         served = ServedOptions.of_pool(pool)
         options = {"host": SERVER_HOST, "port": SERVER_PORT, **self.options.write(served)}
-        release = pool.scenario.resolve_engine().versions.rpartition("-")[2] or "0.18"
+        command = ["vllm", "serve", pool.model_id, *text_arguments(options)]
+        variables = dict(_TRANSFER) if served.role in _KV_ROLES else {}
+        if served.store_bytes:
+            command = [*_STORE_CLIENT, *command]
+            variables |= _store_variables(served)
         return Launch(
-            command=["vllm", "serve", pool.model_id, *text_arguments(options)],
-            image=f"vllm/vllm-openai:v{release}.0",
-            variables=_TRANSFER if served.role in _KV_ROLES else {},
+            command=command,
+            image=_image(pool),
+            variables=variables,
             remarks=self.remarks(served, "MTP layers"),
+        )
+
+    def share(self, pool: LaunchPool) -> Launch:
+        """Return what starts Mooncake's master.
+
+        Raises:
+            InvalidRequestError: the release has no connector of it.
+
+        """
+        if tuple(map(int, _release(pool).split("."))) < _STORE_SINCE:
+            since = ".".join(map(str, _STORE_SINCE))
+            why = f"vLLM shares KV blocks through Mooncake's store from {since} on"
+            raise InvalidRequestError.of_field("engine.profile", why)
+        words = f'{_STORE_INSTALL} && exec "$HOME/.local/bin/mooncake_master" --port {STORE_PORT}'
+        return Launch(
+            command=["sh", "-c", words],
+            image=_image(pool),
+            remarks=("the package mooncake-transfer-engine is installed when pods start",),
         )
 
     def read(self, command: str) -> tuple[Fields, list[str]] | None:
         """Return what a command starts; `vllm serve MODEL`, or its module with `--model`."""
-        words, options = group_words(split_words(command))
+        split = split_words(command)
+        # What a shell does before it is no option of the server.
+        split = split[split.index("serve") - 1 :] if "serve" in split[1:] else split
+        words, options = group_words(split)
         if "serve" in words and words[words.index("serve") - 1].endswith("vllm"):
             options |= zip(["model"], words[words.index("serve") + 1 :], strict=False)
         elif not str(options.get("m", "")).startswith("vllm.entrypoints"):
             return None
         options.pop("m", None)
         return self.options.read(options)
+
+
+def _release(pool: LaunchPool) -> str:
+    """Return the newest release that the engine's profile is of."""
+    return pool.scenario.resolve_engine().versions.rpartition("-")[2] or "0.18"
+
+
+def _image(pool: LaunchPool) -> str:
+    return f"vllm/vllm-openai:v{_release(pool)}.0"
 
 
 ENGINE = VllmEngine()
