@@ -110,7 +110,7 @@ class CandidateMaker:
             or cluster.routing.max_outstanding > 0
             or any(pool.autoscaling for pool in cluster.pools)
         )
-        is_shared = is_shared or self.points.encoders[row] > 0
+        is_shared = is_shared or self.points.encoders[row] > 0 or bool(base.engine.kv_tiers)
         if not self.is_loop or is_shared or base.lora or router != _KEEPS_APART:
             return 1
         num_replicas = int(points.replicas[row])
@@ -168,7 +168,9 @@ class CandidateMaker:
         prefill = self._pool(int(points.prefill_kind[row]), _HELD_PROMPTS * batch, limit)
         replicas = int(points.prefill_replicas[row])
         prefill = replace(prefill, name="prefill", role="prefill", num_replicas=replicas)
-        return (*encoders, prefill, replace(decode, name="decode", role="decode"))
+        # What decodes reads no prompt from a store.
+        engine = decode.engine and replace(decode.engine, kv_tiers=())
+        return (*encoders, prefill, replace(decode, name="decode", role="decode", engine=engine))
 
     def _encoders(self, row: int, decode: ReplicaPool) -> tuple[ReplicaPool, ...]:
         """Return the pool that encodes images apart, on devices as the answers'; none if none."""
