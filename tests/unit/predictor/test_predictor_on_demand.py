@@ -57,9 +57,11 @@ class MeasuredCatalog(FakeCatalog):
 
     reads: list[tuple[str, str]] = field(default_factory=list)
     num_looks: int = 0
+    num_counts: int = 0
 
     def describe_coverage(self) -> tuple[Coverage, ...]:
         """Return a line for every row."""
+        self.num_counts += 1
         return tuple(
             Coverage(
                 operator=row["operator"],
@@ -70,6 +72,7 @@ class MeasuredCatalog(FakeCatalog):
                 num_rows=1,
                 num_flagged=0,
                 num_failed=0,
+                frameworks=(f"{row.get('framework', '')} {row.get('framework_version', '')}",),
             )
             for row in self.rows
         )
@@ -170,11 +173,24 @@ def test_only_what_is_asked_for_is_read_and_trained(open_over: Open, folder: Pat
     assert len(kept_in(folder)) == 1
 
 
+@pytest.mark.parametrize(("version", "num_reads"), [("0.25.0", 1), ("0.26.0", 1), ("0.28.0", 2)])
+def test_another_product_of_the_chip_is_read_only_for_software_nearer_to_what_was_asked(
+    open_over: Open, version: str, num_reads: int
+) -> None:
+    own = gemm_rows(device="h200_sxm", framework="vllm", framework_version="0.26.0")
+    other = gemm_rows(device="h100_sxm", framework="vllm", framework_version=version)
+    catalog = MeasuredCatalog([*own, *other])
+    asked = {"device": "h200_sxm", "preferred_framework": "vllm 0.28-0.31"}
+    reply_of(open_over(catalog), BETWEEN, **asked)  # type: ignore[arg-type]
+    assert [("gemm", "h200_sxm"), ("gemm", "h100_sxm")][:num_reads] == catalog.reads
+
+
 def test_the_next_process_neither_reads_nor_trains(open_over: Open) -> None:
     first, second = MeasuredCatalog(gemm_rows()), MeasuredCatalog(gemm_rows())
     before = reply_of(open_over(first), BETWEEN)
     after = reply_of(open_over(second), BETWEEN)
     assert second.reads == []
+    assert second.num_counts == 0
     assert before.model_version == after.model_version
     assert latency_of(before) == latency_of(after)
 
@@ -321,8 +337,9 @@ def test_collectives_are_learned_by_their_topology(open_over: Open) -> None:
 
 def test_what_is_damaged_is_trained_again(open_over: Open, folder: Path) -> None:
     before = reply_of(open_over(MeasuredCatalog(gemm_rows())), BETWEEN)
-    (path,) = (folder / "learned").glob("*/*.series")
-    path.write_bytes(path.read_bytes()[:100])
+    for kind in ("series", "subjects"):
+        (path,) = (folder / "learned").glob(f"*/*.{kind}")
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     after = reply_of(open_over(MeasuredCatalog(gemm_rows())), BETWEEN)
     assert latency_of(before) == latency_of(after)
 
@@ -341,7 +358,7 @@ def test_processes_that_learn_at_once_leave_whole_files(open_over: Open, folder:
     assert len(found) == 4
     assert len(set(found)) == 1
     files = [path.suffix for path in (folder / "learned").glob("*/*")]
-    assert [".outline", ".series"] == sorted(files)
+    assert [".outline", ".series", ".subjects"] == sorted(files)
 
 
 def test_the_job_that_asks_says_what_is_trained(open_over: Open, tmp_path: Path) -> None:
