@@ -18,7 +18,7 @@ from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.intervals.calibration import quantiles
-from foretoken.predictor.regression.trees import Trees
+from foretoken.predictor.regression.trees import Trees, boost
 from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer.device_columns import element_bits
@@ -256,9 +256,6 @@ def _grow(samples: Sequence[_Sample], config: PredictorConfig, seed: int) -> Tre
         return Trees(constant)
     shares = [np.full(len(s.log_ratio), 1.0 / len(s.log_ratio)) for s in samples]
     weights = np.concatenate(shares)
-    booster = lightgbm.train(
-        {**_PARAMETERS, "seed": seed, "num_threads": config.num_threads},
-        lightgbm.Dataset(transfer, log_ratio, weight=weights * len(weights) / weights.sum()),
-        num_boost_round=_NUM_TREES,
-    )
-    return Trees.of_booster(booster, constant)
+    data = lightgbm.Dataset(transfer, log_ratio, weight=weights * len(weights) / weights.sum())
+    parameters = {**_PARAMETERS, "seed": seed, "num_threads": config.num_threads}
+    return Trees.of_booster(boost(parameters, data, _NUM_TREES), constant)

@@ -8,7 +8,7 @@ import numpy as np
 
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix, build_design
-from foretoken.predictor.regression.trees import Trees
+from foretoken.predictor.regression.trees import Trees, boost
 from foretoken.predictor.roofline import FloatColumn, Target
 from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer.device_columns import describe_device, join_columns
@@ -144,5 +144,4 @@ def _grow(
         features.append(join_columns(voice.design, voice.device, law))
         rests.append(voice.log_ratio - (law.log_ratio(voice.design) if law else 0.0))
     data = lightgbm.Dataset(np.vstack(features), np.concatenate(rests), weight=weights)
-    booster = lightgbm.train(dict(parameters), data, num_boost_round=_NUM_TREES)
-    return Trees.of_booster(booster, 0.0)
+    return Trees.of_booster(boost(parameters, data, _NUM_TREES), 0.0)
