@@ -169,3 +169,28 @@ def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> Non
         # Shells say 130 of both. CPython ends by the signal where it came inside of `exec` of a
         # text, as when a dataclass is made, whatever became of it (run_eval_code_obj).
         assert process.wait(timeout=30) in {130, -signal.SIGINT}
+
+
+@pytest.mark.parametrize(
+    ("absent", "words"),
+    [
+        ("duckdb", ("predict", "gemm", "m=1", "n=1", "k=1", "dtype=bf16", "--device", "a30")),
+        ("prometheus_client", ("serve", "catalog")),
+    ],
+)
+def test_what_services_need_and_is_not_installed_is_named(
+    tmp_path: Path, absent: str, words: tuple[str, ...]
+) -> None:
+    """As in an image with the command line alone, where nobody said where services are."""
+    program = (
+        f"import sys; sys.modules[{absent!r}] = None\n"
+        f"sys.argv[1:] = {['--home', str(tmp_path), *words]!r}\n"
+        "from foretoken.app.cli.main import main; main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (1, "") == (ended.returncode, ended.stdout)
+    assert f"{absent} is not installed here" in ended.stderr
+    assert "--endpoint catalog=HOST:PORT" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -218,14 +218,27 @@ class RootGroup(LazyGroup):
     )
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; an error of ours ends it with its message and status 1, wherever it is."""
+        """Run a command; an error of ours ends it with its message and status 1, wherever it is.
+
+        So does a package that is not installed, as in an image with the command line alone.
+        """
         from foretoken.app.cli.state import fail
-        from foretoken.domain.errors import ForetokenError
+        from foretoken.domain.errors import ForetokenError, InvalidRequestError
 
         try:
             return super().invoke(ctx)
         except ForetokenError as err:
             fail(err)
+        except ModuleNotFoundError as err:
+            package = (err.name or "").partition(".")[0]
+            if package in ("", "foretoken"):
+                raise
+            fail(
+                InvalidRequestError(
+                    f"{package} is not installed here, which services in this process need: say"
+                    " where they are (--endpoint catalog=HOST:PORT), or install it"
+                )
+            )
 
 
 class _Searches(LazyGroup):
