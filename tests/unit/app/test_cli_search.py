@@ -418,7 +418,7 @@ def test_a_page_is_written(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = _search(tmp_path, *_LIMIT, "--out", str(page))
     assert result.exit_code == 0, result.stderr
-    assert "capacity (requests/s)" in page.read_text(encoding="utf-8")
+    assert "<dt>capacity</dt>" in page.read_text(encoding="utf-8")
 
 
 def test_no_rate_says_why(tmp_path: Path) -> None:

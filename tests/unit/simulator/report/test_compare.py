@@ -247,7 +247,7 @@ def test_remarks_tell_of_intervals_that_overlap() -> None:
 
 def test_equal_configurations_are_told() -> None:
     runs = name_runs([keep(serving_of(1.0, tp=1), f"s-{place}") for place in range(2)])
-    assert list_remarks(runs) == ("The configurations are the same.",)
+    assert ["The configurations are the same."] == list(list_remarks(runs))
 
 
 def test_warnings_tell_of_other_estimates_and_of_what_cannot_run() -> None:

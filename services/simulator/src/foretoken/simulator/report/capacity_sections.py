@@ -11,7 +11,7 @@ from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import draw_intervals
 from foretoken.page.section import DataTable, Section
 from foretoken.simulator.report.palette import describe_interval
-from foretoken.simulator.report.question import configuration_section, with_echo
+from foretoken.simulator.report.question import configuration_section, sentence, with_echo
 from foretoken.simulator.report.search_candidates import limits_of, missed_outcomes
 from foretoken.simulator.report.search_finalists import load_charts
 from foretoken.simulator.report.serving_sections import serving_sections
@@ -94,13 +94,9 @@ def _overview(report: CapacityReport) -> Section:
     return Section(
         title="Capacity",
         intro=f"{found}{limiting} {_effort(report)}",
-        warning=" ".join(f"{_capitalize(note)}." for note in report.notes),
+        warning=" ".join(sentence(note) for note in report.notes),
         facts=facts,
     )
-
-
-def _capitalize(note: str) -> str:
-    return note[:1].upper() + note[1:]
 
 
 def _effort(report: CapacityReport) -> str:

@@ -237,17 +237,8 @@ _JUDGED = (TrainingReport, TrainingRunReport, ServingReport, CapacityReport)
 _BATCH = frozenset(("global_batch_size", "global_batch_sizes", "sequence_length"))
 
 
-def list_warnings(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
-    """Return what makes a comparison void, in whole or in part, in sentences."""
-    return tuple(_warnings(runs))
-
-
-def list_remarks(runs: Sequence[ComparedRun]) -> tuple[str, ...]:
-    """Return how sure a comparison is, in sentences."""
-    return tuple(_remarks(runs))
-
-
-def _warnings(runs: Sequence[ComparedRun]) -> Iterator[str]:
+def list_warnings(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    """Yield what makes a comparison void, in whole or in part, in sentences."""
     for run in runs:
         report = run.report
         if isinstance(report, _JUDGED) and not report.feasibility.is_feasible:
@@ -263,7 +254,8 @@ def _warnings(runs: Sequence[ComparedRun]) -> Iterator[str]:
         )
 
 
-def _remarks(runs: Sequence[ComparedRun]) -> Iterator[str]:
+def list_remarks(runs: Sequence[ComparedRun]) -> Iterator[str]:
+    """Yield how sure a comparison is, in sentences."""
     changes = list_changes([configuration_of(run.report) for run in runs])
     if not changes:
         yield "The configurations are the same."

@@ -6,6 +6,7 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB
 from foretoken.page.section import DataTable, Section
+from foretoken.simulator.report.question import sentence
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.search.internevo.question import InternEvoTerms
 from foretoken.simulator.search.internevo.simulator_verdicts import (
@@ -61,7 +62,7 @@ def comparison_section(
     report: TrainingSearchReport, rows: Sequence[Row], verdicts: SimulatorVerdicts
 ) -> Section:
     """Return the part of a page that sets both side by side."""
-    remarks = [f"{text[0].upper()}{text[1:]}." for text in comparison_remarks(rows, verdicts)]
+    remarks = [sentence(text) for text in comparison_remarks(rows, verdicts)]
     counts = [
         (name, *(f"{count:,}" for count in numbers))
         for name, *numbers in comparison_rows(report, verdicts)

@@ -1,9 +1,11 @@
 """A simulation, or a search through many, as one HTML page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
 from foretoken.domain.requests.training_run import TrainingRunReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport
 from foretoken.domain.results.training_report import TrainingReport
@@ -40,16 +42,16 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
     return render_sections(title, _SUBTITLE, sections)
 
 
-def result_sections(report: AnyReport) -> Sequence[Section]:
+_SECTIONS: Mapping[type, Callable[[Any], list[Section]]] = {
+    TrainingReport: training_sections,
+    TrainingRunReport: training_run_sections,
+    ServingReport: lambda report: serving_sections([report]),
+    CapacityReport: capacity_sections,
+    ServingSearchReport: search_sections,
+    TrainingSearchReport: training_search_sections,
+}
+
+
+def result_sections(report: AnyReport) -> list[Section]:
     """Return the sections of one report, as the command that made it writes them."""
-    if isinstance(report, TrainingReport):
-        return training_sections(report)
-    if isinstance(report, TrainingRunReport):
-        return training_run_sections(report)
-    if isinstance(report, ServingReport):
-        return serving_sections([report])
-    if isinstance(report, CapacityReport):
-        return capacity_sections(report)
-    if isinstance(report, ServingSearchReport):
-        return search_sections(report)
-    return training_search_sections(report)
+    return _SECTIONS[type(report)](report)

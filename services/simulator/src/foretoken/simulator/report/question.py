@@ -45,6 +45,11 @@ def with_lines(sections: Sequence[Section], lines: Sequence[str]) -> list[Sectio
     return [*sections[:1], section, *sections[1:]]
 
 
+def sentence(text: str) -> str:
+    """Return words as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def remark_sections(remarks: Sequence[str]) -> list[Section]:
     """Return a section of what to know of a result; none where there is nothing."""
     rows = [(remark,) for remark in dict.fromkeys(remarks)]

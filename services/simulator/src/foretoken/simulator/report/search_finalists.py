@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
@@ -111,15 +112,11 @@ def load_charts(
         plot = Plot(title=f"{name} by load", caption=caption, rules=[*rules, *marked])
         curves = [
             curve
-            for (label, of_one), color in zip(probes.items(), _colors(len(probes)), strict=True)
+            for (label, of_one), color in zip(probes.items(), cycle(SERIES), strict=False)
             if (curve := _curve(label, of_one, (metric, percentile), color)).x
         ]
         charts.append(draw_curves(plot, curves, x=_RATE, y=y))
     return charts
-
-
-def _colors(number: int) -> list[str]:
-    return [SERIES[place % len(SERIES)] for place in range(number)]
 
 
 def _curve(

@@ -21,9 +21,6 @@ _OF_STEP_PART: Mapping[str, str] = dict(
 )
 
 
-_FIGURES = ("tokens_per_s_per_gpu", "mfu_ratio", "bubble_ratio")
-
-
 def finalists_section(finalists: Sequence[StrategyFinalist]) -> Section:
     """Return the finalists' figures, where their steps go and what their memory holds."""
     timed = [finalist for finalist in finalists if finalist.report.step_time_ms > 0]
@@ -43,31 +40,24 @@ def finalists_section(finalists: Sequence[StrategyFinalist]) -> Section:
 
 
 def _table(finalists: Sequence[StrategyFinalist]) -> DataTable:
-    headers = (
-        *("strategy", "rank", METRICS["step_time_ms"].label, "closed form", "off by"),
-        *(METRICS[name].title for name in (*_FIGURES, "margin_bytes")),
-        "verdict",
-    )
-    return DataTable(
-        headers=headers,
-        rows=[_row(finalist) for finalist in finalists],
-        text_columns=(len(headers) - 1,),
-    )
-
-
-def _row(finalist: StrategyFinalist) -> list[str | Cell]:
-    report = finalist.report
-    reason = report.feasibility.reason
-    error = closed_form_error(finalist)
-    return [
-        finalist.name,
-        str(finalist.rank) if finalist.rank else "-",
-        describe_step(report.step_time_ms),
-        describe_step(finalist.closed_form_ms),
-        f"{error:+.2%}",
-        *(METRICS[name].words(report) for name in (*_FIGURES, "margin_bytes")),
-        "fits" if report.feasibility.is_feasible else Cell(value=reason, tone="alert"),
-    ]
+    metrics = [METRICS[name] for name in ("tokens_per_s_per_gpu", "mfu_ratio", "bubble_ratio")]
+    metrics.append(METRICS["margin_bytes"])
+    rows: list[list[str | Cell]] = []
+    for finalist in finalists:
+        report, feasibility = finalist.report, finalist.report.feasibility
+        steps = (report.step_time_ms, finalist.closed_form_ms)
+        rows.append(
+            [
+                *(finalist.name, str(finalist.rank or "-")),
+                *(describe_step(step_ms) for step_ms in steps),
+                f"{closed_form_error(finalist):+.2%}",
+                *(metric.words(report) for metric in metrics),
+                "fits" if feasibility.is_feasible else Cell(value=feasibility.reason, tone="alert"),
+            ]
+        )
+    headers = ["strategy", "rank", METRICS["step_time_ms"].label, "closed form", "off by"]
+    headers += [*(metric.title for metric in metrics), "verdict"]
+    return DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,))
 
 
 def _steps(finalists: Sequence[StrategyFinalist]) -> Chart:

@@ -9,7 +9,12 @@ from foretoken.page.block import Cell, Column, Value
 from foretoken.page.chart import Plot
 from foretoken.page.curve import draw_changes, draw_intervals
 from foretoken.page.section import DataTable, Section
-from foretoken.simulator.report.question import remark_sections, request_sections, with_echo
+from foretoken.simulator.report.question import (
+    remark_sections,
+    request_sections,
+    sentence,
+    with_echo,
+)
 from foretoken.simulator.report.search_candidates import (
     PLACE,
     Row,
@@ -212,9 +217,9 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     shown = tied[:_MAX_BARS]
     figure = find_ranked_figure(report)
     intervals = {row["name"]: figure.bounds(row) for row in [*shown, *behind[:3]]}
-    in_words = " ".join(f"{_capitalized(line)}." for line in describe_ties(report, rows)[1:])
+    in_words = " ".join(sentence(line) for line in describe_ties(report, rows)[1:])
     to_measure = (
-        f" {_capitalized(TO_TELL_APART)} what is listed below."
+        " " + sentence(f"{TO_TELL_APART} what is listed below")
         if report.tie_calls
         else " Measure two of them before you believe an order."
     )
@@ -244,10 +249,6 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
             )
         ],
     )
-
-
-def _capitalized(line: str) -> str:
-    return line[:1].upper() + line[1:]
 
 
 def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Section:
