@@ -1,7 +1,8 @@
 """Every contract test runs twice: against the object itself, and against it behind gRPC."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,9 +14,11 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.channel_options import ChannelOptions
 
+_WAYS = ("embedded", "grpc")
 
-@pytest.fixture(params=["embedded", "grpc"])
-def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
+
+@contextmanager
+def _reaching(way: str) -> Iterator[Reach]:
     with ExitStack() as stack:
 
         def reach(
@@ -23,7 +26,7 @@ def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
             register: Callable[[grpc.Server, Any], None],
             connect: Callable[[ChannelOptions], Any],
         ) -> Any:
-            if request.param == "embedded":
+            if way == "embedded":
                 return port
             options = stack.enter_context(serve(register, port))
             return stack.enter_context(connect(options))
@@ -31,10 +34,38 @@ def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
         yield reach
 
 
-@pytest.fixture
-def catalog(catalog_path: str) -> Iterator[CatalogService]:
-    """An empty catalog, for the services that need one."""
-    service = CatalogService(CatalogConfig(path=catalog_path, num_threads=1))
+@pytest.fixture(params=_WAYS)
+def reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
+    with _reaching(request.param) as reach:
+        yield reach
+
+
+@pytest.fixture(scope="module", params=_WAYS)
+def shared_reach(request: pytest.FixtureRequest) -> Iterator[Reach]:
+    """The same for what a module's tests only read."""
+    with _reaching(request.param) as reach:
+        yield reach
+
+
+@contextmanager
+def _open(path: str) -> Iterator[CatalogService]:
+    service = CatalogService(CatalogConfig(path=path, num_threads=1))
     service.open()
     yield service
     service.close()
+
+
+@pytest.fixture
+def catalog(catalog_path: str) -> Iterator[CatalogService]:
+    """An empty catalog, for the services that need one."""
+    with _open(catalog_path) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def shared_catalog(
+    tmp_path_factory: pytest.TempPathFactory, make_catalog_path: Callable[[Path], str]
+) -> Iterator[CatalogService]:
+    """A catalog that a module fills once and its tests only read."""
+    with _open(make_catalog_path(tmp_path_factory.mktemp("shared"))) as service:
+        yield service

@@ -43,6 +43,14 @@ def port(catalog_path: str, reach: Reach) -> Iterator[CatalogAdminPort]:
     service.close()
 
 
+@pytest.fixture(scope="module")
+def recorded(shared_catalog: CatalogService, shared_reach: Reach) -> CatalogAdminPort:
+    """A catalog with a run, which no question changes."""
+    port: CatalogAdminPort = shared_reach(shared_catalog, servicer.register, CatalogClient.connect)
+    _record(port, "first")
+    return port
+
+
 def _record(port: CatalogAdminPort, run_id: str, num_batches: int = 1) -> None:
     list(port.record(make_run(run_id), make_batches(num_batches)))
 
@@ -121,10 +129,11 @@ def test_devices_and_models_are_listed(port: CatalogAdminPort) -> None:
     assert ("llama-3.1-8b", 2) == (model.name, model.num_rows)
 
 
-def test_sql_answers(port: CatalogAdminPort) -> None:
-    _record(port, "first")
-    assert [{"m": 1, "device": "a30"}] == _ask(port, "SELECT m, device FROM op_gemm WHERE m = 1")
-    assert [{"x": 0}, {"x": 1}] == _ask(port, "SELECT range AS x FROM range(10)", max_num_rows=2)
+def test_sql_answers(recorded: CatalogAdminPort) -> None:
+    first = "SELECT m, device FROM op_gemm WHERE m = 1"
+    assert [{"m": 1, "device": "a30"}] == _ask(recorded, first)
+    counted = _ask(recorded, "SELECT range AS x FROM range(10)", max_num_rows=2)
+    assert [{"x": 0}, {"x": 1}] == counted
 
 
 @pytest.mark.parametrize(
@@ -139,11 +148,10 @@ def test_sql_answers(port: CatalogAdminPort) -> None:
     ],
     ids=["write", "two", "file", "attach", "syntax", "nothing"],
 )
-def test_sql_that_is_no_question_is_refused(text: str, port: CatalogAdminPort) -> None:
-    _record(port, "first")
+def test_sql_that_is_no_question_is_refused(text: str, recorded: CatalogAdminPort) -> None:
     with pytest.raises(InvalidRequestError):
-        _ask(port, text)
-    assert 4 == read_table(port.read_measurements(_ALL)).num_rows
+        _ask(recorded, text)
+    assert 4 == read_table(recorded.read_measurements(_ALL)).num_rows
 
 
 def test_sql_that_runs_away_is_ended(port: CatalogAdminPort) -> None:

@@ -2,8 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,20 +27,30 @@ from foretoken.domain.ports import CatalogPort
 MAX_ARTIFACT_BYTES = 6 * 2**20
 
 
-@pytest.fixture
-def service(catalog_path: str) -> Iterator[CatalogService]:
-    service = CatalogService(
-        CatalogConfig(path=catalog_path, num_threads=1, max_artifact_bytes=MAX_ARTIFACT_BYTES)
-    )
+@contextmanager
+def _reached(path: str, reach: Reach) -> Iterator[CatalogPort]:
+    config = CatalogConfig(path=path, num_threads=1, max_artifact_bytes=MAX_ARTIFACT_BYTES)
+    service = CatalogService(config)
     service.open()
-    yield service
+    yield reach(service, servicer.register, CatalogClient.connect)
     service.close()
 
 
 @pytest.fixture
-def port(service: CatalogService, reach: Reach) -> CatalogPort:
-    port: CatalogPort = reach(service, servicer.register, CatalogClient.connect)
-    return port
+def port(catalog_path: str, reach: Reach) -> Iterator[CatalogPort]:
+    with _reached(catalog_path, reach) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def empty(
+    tmp_path_factory: pytest.TempPathFactory,
+    make_catalog_path: Callable[[Path], str],
+    shared_reach: Reach,
+) -> Iterator[CatalogPort]:
+    """What keeps nothing, whatever is sent to it."""
+    with _reached(make_catalog_path(tmp_path_factory.mktemp("empty")), shared_reach) as port:
+        yield port
 
 
 def _read(port: CatalogPort, name: str) -> bytes:
@@ -97,11 +109,11 @@ def test_another_content_replaces_what_was_and_stays_as_active_as_that(port: Cat
     ],
 )
 def test_what_cannot_be_right_is_refused_and_leaves_nothing(
-    changes: dict[str, Any], said: str, port: CatalogPort
+    changes: dict[str, Any], said: str, empty: CatalogPort
 ) -> None:
     with pytest.raises(InvalidRequestError, match=said):
-        port.store_artifact(replace(make_artifact("v1", LARGE), **changes), [LARGE])
-    assert () == port.list_artifacts(KIND)
+        empty.store_artifact(replace(make_artifact("v1", LARGE), **changes), [LARGE])
+    assert () == empty.list_artifacts(KIND)
 
 
 def test_a_refused_content_leaves_what_was_there(port: CatalogPort) -> None:

@@ -1,6 +1,7 @@
 """Versions, surfaces, explanations, plans and corrections behave alike, embedded and remote."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,10 +37,9 @@ _AXES = (
 )
 
 
-@pytest.fixture
-def port(tmp_path: Path, catalog: CatalogService, reach: Reach) -> Iterator[PredictorPort]:
-    """A predictor that was trained once."""
-    service = PredictorService(PredictorConfig(state_folder=str(tmp_path / "p")), catalog)
+@contextmanager
+def _trained(folder: Path, catalog: CatalogService, reach: Reach) -> Iterator[PredictorPort]:
+    service = PredictorService(PredictorConfig(state_folder=str(folder / "p")), catalog)
     service.open()
     batch = MeasurementBatch(batch_index=0, rows=make_rows(_SIZES), is_last=True)
     list(catalog.record(make_run(), [batch]))
@@ -47,6 +47,22 @@ def port(tmp_path: Path, catalog: CatalogService, reach: Reach) -> Iterator[Pred
     _train(found, 0)
     yield found
     service.close()
+
+
+@pytest.fixture
+def port(tmp_path: Path, catalog: CatalogService, reach: Reach) -> Iterator[PredictorPort]:
+    """A predictor that was trained once."""
+    with _trained(tmp_path, catalog, reach) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def asked(
+    tmp_path_factory: pytest.TempPathFactory, shared_catalog: CatalogService, shared_reach: Reach
+) -> Iterator[PredictorPort]:
+    """The same for those who only ask."""
+    with _trained(tmp_path_factory.mktemp("asked"), shared_catalog, shared_reach) as port:
+        yield port
 
 
 def _train(port: PredictorPort, seed: int) -> str:
@@ -63,9 +79,9 @@ def _gemm(m: int, **changes: object) -> LatencyQuery:
 
 
 def test_an_estimate_names_the_nearest_measured_point_and_what_it_rests_on(
-    port: PredictorPort,
+    asked: PredictorPort,
 ) -> None:
-    columns = port.predict(_gemm(9)).tables[0]
+    columns = asked.predict(_gemm(9)).tables[0]
     nearest = {name: int(column[0]) for name, column in columns.nearest.items()}
     assert {"m": 8, "n": 4096, "k": 4096} == nearest
     assert 0 < columns.nearest_us[0]
@@ -73,17 +89,17 @@ def test_an_estimate_names_the_nearest_measured_point_and_what_it_rests_on(
     assert "10 points of gemm on a30" in columns.basis
 
 
-def test_nothing_is_near_where_nothing_was_measured(port: PredictorPort) -> None:
+def test_nothing_is_near_where_nothing_was_measured(asked: PredictorPort) -> None:
     table = OperatorTable(
         operator="rms_norm", dtype=DType.BF16, columns={"num_tokens": [8], "hidden": [64]}
     )
-    columns = port.predict(LatencyQuery(device="a30", tables=(table,))).tables[0]
+    columns = asked.predict(LatencyQuery(device="a30", tables=(table,))).tables[0]
     assert np.isinf(columns.nearest_octaves).all()
     assert {} == columns.nearest
 
 
-def test_a_measured_point_can_be_had_as_it_was_measured(port: PredictorPort) -> None:
-    columns = port.predict(_gemm(8, prefer_measured=True)).tables[0]
+def test_a_measured_point_can_be_had_as_it_was_measured(asked: PredictorPort) -> None:
+    columns = asked.predict(_gemm(8, prefer_measured=True)).tables[0]
     assert columns.nearest_us[0] == columns.latency_us[0]
 
 
@@ -98,18 +114,18 @@ def test_a_version_is_pinned_and_activated(port: PredictorPort) -> None:
     assert first == port.predict(_gemm(9)).model_version
 
 
-def test_an_unknown_version_is_not_found(port: PredictorPort) -> None:
+def test_an_unknown_version_is_not_found(asked: PredictorPort) -> None:
     with pytest.raises(UnknownModelVersionError):
-        port.predict(_gemm(9, model_version="none"))
+        asked.predict(_gemm(9, model_version="none"))
 
 
-def test_a_surface_holds_what_single_questions_answer(port: PredictorPort) -> None:
+def test_a_surface_holds_what_single_questions_answer(asked: PredictorPort) -> None:
     query = SurfaceQuery(device="a30", operator="gemm", dtype=DType.BF16, axes=_AXES)
-    surface = port.tabulate(query)
+    surface = asked.tabulate(query)
     alone = OperatorTable(
         operator="gemm", dtype=DType.BF16, columns={"m": [8], "n": [4096], "k": [4096]}
     )
-    reply = port.predict(LatencyQuery(device="a30", tables=(alone,)))
+    reply = asked.predict(LatencyQuery(device="a30", tables=(alone,)))
     assert (4 * 2, reply.model_version) == (
         len(surface.estimates.latency_us),
         surface.model_version,
@@ -118,15 +134,15 @@ def test_a_surface_holds_what_single_questions_answer(port: PredictorPort) -> No
     assert reply.tables[0].latency_us[0] == surface.estimates.latency_us[3]
 
 
-def test_a_surface_of_unknown_dimensions_is_refused(port: PredictorPort) -> None:
+def test_a_surface_of_unknown_dimensions_is_refused(asked: PredictorPort) -> None:
     query = SurfaceQuery(device="a30", operator="gemm", dtype=DType.BF16, axes=_AXES[:2])
     with pytest.raises(InvalidRequestError, match="k"):
-        port.tabulate(query)
+        asked.tabulate(query)
 
 
-def test_an_explanation_is_of_the_estimate_given(port: PredictorPort) -> None:
-    explanation = port.explain(_gemm(9))
-    estimate = port.predict(_gemm(9)).tables[0]
+def test_an_explanation_is_of_the_estimate_given(asked: PredictorPort) -> None:
+    explanation = asked.explain(_gemm(9))
+    estimate = asked.predict(_gemm(9)).tables[0]
     assert float(estimate.latency_us[0]) == explanation.estimate.latency_us
     assert {"m": 8, "n": 4096, "k": 4096} == explanation.neighbours[0].dims
     assert 0 < explanation.efficiency_ratio
@@ -134,12 +150,12 @@ def test_an_explanation_is_of_the_estimate_given(port: PredictorPort) -> None:
     assert explanation.tier
 
 
-def test_more_than_one_call_is_not_explained(port: PredictorPort) -> None:
+def test_more_than_one_call_is_not_explained(asked: PredictorPort) -> None:
     with pytest.raises(InvalidRequestError):
-        port.explain(replace(_gemm(9), tables=(_gemm(9).tables[0], _gemm(8).tables[0])))
+        asked.explain(replace(_gemm(9), tables=(_gemm(9).tables[0], _gemm(8).tables[0])))
 
 
-def test_a_plan_keeps_to_its_candidates_and_its_budget(port: PredictorPort) -> None:
+def test_a_plan_keeps_to_its_candidates_and_its_budget(asked: PredictorPort) -> None:
     request = PlanRequest(
         device="a30",
         operator="gemm",
@@ -150,7 +166,7 @@ def test_a_plan_keeps_to_its_candidates_and_its_budget(port: PredictorPort) -> N
         ),
         max_num_points=3,
     )
-    plan = port.plan_profile(request)
+    plan = asked.plan_profile(request)
     # m = 8 with n = 4096 was measured.
     assert (6, 1, 3) == (plan.num_candidates, plan.num_measured, len(plan.points))
     assert plan.error_after_ratio <= plan.error_before_ratio
@@ -158,17 +174,17 @@ def test_a_plan_keeps_to_its_candidates_and_its_budget(port: PredictorPort) -> N
     assert {"m": 8, "n": 4096, "k": 4096} not in [dict(point.dims) for point in plan.points]
 
 
-def test_a_plan_without_axes_keeps_collectives_inside_a_node(port: PredictorPort) -> None:
-    plan = port.plan_profile(
+def test_a_plan_without_axes_keeps_collectives_inside_a_node(asked: PredictorPort) -> None:
+    plan = asked.plan_profile(
         PlanRequest(device="a100_sxm_80", operator="all_reduce", topology="a100_perlmutter")
     )
     groups = {(point.dims["devices_per_node"], point.dims["num_nodes"]) for point in plan.points}
     assert {(2, 1), (4, 1)} == groups
 
 
-def test_a_plan_for_an_unknown_operator_is_refused(port: PredictorPort) -> None:
+def test_a_plan_for_an_unknown_operator_is_refused(asked: PredictorPort) -> None:
     with pytest.raises(UnknownOperatorError):
-        port.plan_profile(PlanRequest(device="a30", operator="gem"))
+        asked.plan_profile(PlanRequest(device="a30", operator="gem"))
 
 
 def test_a_correction_is_learned_kept_and_applied(port: PredictorPort) -> None:
@@ -188,6 +204,6 @@ def test_a_correction_is_learned_kept_and_applied(port: PredictorPort) -> None:
     assert ["mine"] == [kept.name for kept in port.list_corrections()]
 
 
-def test_an_unknown_correction_is_not_found(port: PredictorPort) -> None:
+def test_an_unknown_correction_is_not_found(asked: PredictorPort) -> None:
     with pytest.raises(UnknownCorrectionError):
-        port.predict(_gemm(8, correction="none"))
+        asked.predict(_gemm(8, correction="none"))

@@ -1,7 +1,7 @@
 """Predictors on synthetic catalogs."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,25 @@ _EVERYTHING = TrainRequest()
 @pytest.fixture
 def make_predictor(tmp_path: Path) -> Iterator[MakePredictor]:
     """Return a function that opens a predictor over rows; state and versions survive a call."""
+    with _predictors(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_predictor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakePredictor]:
+    """The same for a predictor that a module's tests only ask."""
+    with _predictors(tmp_path_factory.mktemp("shared")) as make:
+        yield make
+
+
+@contextmanager
+def _predictors(folder: Path) -> Iterator[MakePredictor]:
     kept = FakeCatalog().artifacts
     with ExitStack() as opened:
 
         def make(rows: Rows) -> PredictorService:
             config = PredictorConfig(
-                state_folder=str(tmp_path / "state"), booster=BoosterConfig(num_trees=60)
+                state_folder=str(folder / "state"), booster=BoosterConfig(num_trees=60)
             )
             catalog = FakeCatalog(rows)
             catalog.artifacts = kept
@@ -47,7 +60,7 @@ def _train(
     return service.get_training_report(job.job_id)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def train() -> Callable[..., PredictorTrainingReport]:
     """Return a function that trains a predictor and waits for its report."""
     return _train

@@ -152,11 +152,10 @@ def test_the_engines_own_sums_are_not_nccls(make_predictor: MakePredictor, train
     ],
 )
 def test_what_nobody_measured_is_refused_with_what_there_is(
-    asked: dict[str, str], known: str, make_predictor: MakePredictor, train: Train
+    asked: dict[str, str], known: str, with_kernels: PredictorService
 ) -> None:
-    service = _with_kernels(make_predictor, train)
     with pytest.raises(UnknownMeasurementError) as caught:
-        _ask(service, **asked)
+        _ask(with_kernels, **asked)
     [value] = asked.values()
     assert f"{value!r}" in caught.value.message
     assert known in caught.value.message
@@ -178,19 +177,15 @@ def test_what_nobody_measured_is_refused_with_what_there_is(
     ],
 )
 def test_what_was_measured_or_can_be_is_answered(
-    asked: dict[str, Any], make_predictor: MakePredictor, train: Train
+    asked: dict[str, Any], with_kernels: PredictorService
 ) -> None:
-    service = _with_kernels(make_predictor, train)
     is_sum = asked.get("operator") == "all_reduce"
     dims = {"message_bytes": 2**20, "devices_per_node": 2, "num_nodes": 1} if is_sum else _MEASURED
-    assert _ask(service, dims, **asked).latency_us[0] > 0
+    assert _ask(with_kernels, dims, **asked).latency_us[0] > 0
 
 
-def test_the_only_kernel_of_a_series_is_no_other_code(
-    make_predictor: MakePredictor, train: Train
-) -> None:
-    service = _with_kernels(make_predictor, train)
-    plain, named = _ask(service), _ask(service, kernel="cutlass")
+def test_the_only_kernel_of_a_series_is_no_other_code(with_kernels: PredictorService) -> None:
+    plain, named = _ask(with_kernels), _ask(with_kernels, kernel="cutlass")
     assert plain.high_us.tolist() == named.high_us.tolist()
     assert [Provenance.MEASURED.value] == named.provenance.tolist()
 
@@ -200,10 +195,12 @@ def test_without_any_measurement_all_software_is_answered(make_predictor: MakePr
     assert [Provenance.ANALYTICAL.value] == found.provenance.tolist()
 
 
-def _with_kernels(make_predictor: MakePredictor, train: Train) -> PredictorService:
+@pytest.fixture(scope="module")
+def with_kernels(make_shared_predictor: MakePredictor, train: Train) -> PredictorService:
+    """One that knows kernels, variants and sums of a library; tests only ask it."""
     gemms = _gemms(2.0, "vllm", "0.19.0", kernel="cutlass")
     variants = _gemms(1.2, "vllm", "0.19.0", variant="quant=fp8_block")
-    service = make_predictor([*gemms, *variants, *_sums(2.0, "nccl", "2.29.2", 2)])
+    service = make_shared_predictor([*gemms, *variants, *_sums(2.0, "nccl", "2.29.2", 2)])
     train(service)
     return service
 
