@@ -74,6 +74,7 @@ def test_other_threads_go_on_while_a_loop_runs() -> None:
     assert 10 < during
 
 
+@pytest.mark.slow
 def test_a_compiled_model_leaves_nothing_to_compile(tmp_path: Path) -> None:
     """A question about other operators and sizes finds all machine code that it needs."""
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

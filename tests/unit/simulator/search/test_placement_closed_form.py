@@ -139,7 +139,7 @@ def test_points_are_counted_once_whether_they_fit_or_not() -> None:
 
 def test_a_sure_predictor_leaves_no_ties() -> None:
     """Where every estimate is sure the first is the best; where none is, others tie with it."""
-    request = build_request(has_subsets=True)
+    request = build_request(has_subsets=True, tp=(2,))
     book = StageBook.of_request(request)
     sure = answer_placements(request, book, Setting(predictor=CertainPredictor()), lambda _: None)
     unsure = answer_placements(request, book, Setting(predictor=SheetPredictor()), lambda _: None)

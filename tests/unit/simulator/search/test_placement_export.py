@@ -16,7 +16,8 @@ from foretoken.simulator.search.training.search import search_training
 
 @pytest.fixture(scope="module")
 def report() -> TrainingSearchReport:
-    return search_training(build_request(has_subsets=True), SheetPredictor(), InlineContext())
+    request = build_request(has_subsets=True, tp=(2,))
+    return search_training(request, SheetPredictor(), InlineContext())
 
 
 def test_columns_are_those_of_fasop(shared_data: Path) -> None:
