@@ -188,5 +188,5 @@ def test_a_search_over_nodes_of_one_device_asks_for_no_neighbour_on_them(
 ) -> None:
     sizes = ("--gpus", "4") if "--device" in parts else ()
     command = ("search", "training", "--model", "tiny-llama", *parts, *sizes)
-    result = run(*command, "--global-batch-tokens", "65536")
+    result = run(*command, "--global-batch-tokens", "65536", "--finalists", "1")
     assert (0, True) == (result.exit_code, "rests on: 100 % data sheet" in result.stdout)

@@ -73,14 +73,20 @@ def answered(web: WebClient) -> tuple[str, str]:
     return found[1], found[2]
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
+    """A home in which nobody did anything, for who only looks."""
+    with serve_home(tmp_path_factory.mktemp("empty"), services=_SERVICES) as client:
+        yield client
+
+
 @pytest.mark.parametrize(
     "path",
     sorted(route.partition(" ")[2] for route in VIEWS if "{" not in route and "POST" not in route),
 )
-def test_every_page_says_something_when_there_is_nothing(path: str, tmp_path: Path) -> None:
+def test_every_page_says_something_when_there_is_nothing(path: str, empty: WebClient) -> None:
     """Of an empty home each page is there; what draws what is named says that nothing is."""
-    with serve_home(tmp_path, services=_SERVICES) as web:
-        shown = web.get(path)
+    shown = empty.get(path)
     if path in ("/compare/report", "/catalog/curves/report", "/catalog/sql/chart"):
         assert shown.status in (400, 404)
     else:
