@@ -17,8 +17,7 @@ from foretoken.app.cli.search_text import report_table
 from foretoken.app.cli.simulate import serving_table, training_table
 from foretoken.app.cli.state import (
     CliState,
-    build_table,
-    format_ratio,
+    item_table,
     note,
     open_composition,
     show_progress,
@@ -134,21 +133,20 @@ def _ask(state: CliState, home: Path) -> DemoAnswers:
 
 
 def _accuracy_table(outcome: DemoOutcome) -> Table:
-    rows = [
-        (
-            entry.operator,
-            entry.num_rows,
-            format_ratio(entry.held_out_mape_ratio, entry.num_held_out),
-            format_ratio(entry.interval_coverage_ratio, entry.num_held_out),
-        )
-        for entry in outcome.training.operators
-        if entry.num_held_out
-    ]
     title = (
         f"Profiled {outcome.profile.num_measured} points in {outcome.profile.wall_s:.0f} s;"
         f" error on sizes held out of training"
     )
-    return build_table(title, ("operator", "rows", "mean error", "inside 90 % interval"), rows)
+    return item_table(
+        title,
+        [entry for entry in outcome.training.operators if entry.num_held_out],
+        {
+            "operator": "operator",
+            "rows": "num_rows",
+            "mean error": lambda entry: f"{entry.held_out_mape_ratio:.1%}",
+            "inside 90 % interval": lambda entry: f"{entry.interval_coverage_ratio:.1%}",
+        },
+    )
 
 
 def _stop(_signal_number: int, _frame: FrameType | None) -> NoReturn:

@@ -146,24 +146,17 @@ def memory_table(title: str, report: TrainingMemoryReport) -> Table:
 
 
 def _stage_table(stages: tuple[StageMemory, ...]) -> Table:
+    sizes = (*_PARTS, "reserved", "headroom", "device", "margin")
     rows = [
         (
             f"stage {stage.stage}",
-            *(_gib(getattr(stage, f"{part}_bytes")) for part in _PARTS),
-            _gib(stage.reserved_bytes),
-            _gib(stage.headroom_bytes),
-            _gib(stage.device_bytes),
-            _gib(stage.margin_bytes),
+            *(f"{getattr(stage, f'{size}_bytes') / GIB:.2f}" for size in sizes),
             f"{stage.num_in_flight:.3g}",
         )
         for stage in stages
     ]
-    columns = ("", *_PARTS, "reserved", "headroom", "device", "margin", "micro batches held")
+    columns = ("", *sizes, "micro batches held")
     return build_table("Peak of one device (GiB)", columns, rows)
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f}"
 
 
 def _write_page(path: Path, title: str, report: TrainingMemoryReport) -> None:

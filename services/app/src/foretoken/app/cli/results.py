@@ -15,8 +15,10 @@ from foretoken.app.cli.search_capacity import capacity_table
 from foretoken.app.cli.simulate import serving_table, training_table
 from foretoken.app.cli.simulate_run import run_table
 from foretoken.app.cli.state import (
+    ItemColumns,
     build_table,
     check_output_path,
+    item_table,
     note,
     open_composition,
     open_services,
@@ -68,6 +70,13 @@ _RUN_HELP = (
     "Job id, its beginning or that of its last part; `latest`, or `latest~1` for the one before."
 )
 _KIB = 1024
+_COLUMNS: ItemColumns[KeptResult] = {
+    "job": "job_id",
+    "answer": "headline",
+    "of": "title",
+    "at (UTC)": lambda result: result.created_at.partition(".")[0].replace("T", " "),
+    "KiB": lambda result: -(-result.num_bytes // _KIB),
+}
 # Endings of exported files.
 _ZIP, _JSON = ".zip", ".json"
 # A terminal shows no more differences than this.
@@ -104,29 +113,11 @@ def list_kept(
             UnknownPluginError.look_up(kind, REPORT_CLASSES, "--kind", "kind of result")
         kept = [result for result in list_results(services.catalog) if kind in {"", result.kind}]
         shown = kept[:last]
-        state.print_object(
-            shown,
-            lambda: build_table(
-                "Results", ("job", "answer", "of", "at (UTC)", "KiB"), _rows(shown)
-            ),
-        )
+        state.print_object(shown, lambda: item_table("Results", shown, _COLUMNS))
         if len(shown) < len(kept):
             note(f"{len(kept) - len(shown):,} older ones: --last {len(kept)}")
         if not kept and not state.is_data:
             note("nothing is kept yet: results of simulations and searches will be")
-
-
-def _rows(results: Sequence[KeptResult]) -> list[tuple[object, ...]]:
-    return [
-        (
-            result.job_id,
-            result.headline,
-            result.title,
-            result.created_at.partition(".")[0].replace("T", " "),
-            -(-result.num_bytes // _KIB),
-        )
-        for result in results
-    ]
 
 
 @app.command()
