@@ -177,6 +177,18 @@ def _aria(reader: ConfigReader) -> Sequence[LayerPart]:
     return [experts] * reader.integer("num_hidden_layers")
 
 
+def _cohere_moe(reader: ConfigReader) -> Sequence[LayerPart]:
+    """Return experts as wide as dense halves elsewhere, where no width is said for dense ones.
+
+    They run after attention here, with a norm more; the model adds both to the same residual.
+    """
+    width = reader.integer("intermediate_size")
+    shared = shared_width(reader)
+    experts = read_experts(reader, intermediate=width, shared_intermediate=shared)
+    dense = mlp_of(reader.optional("prefix_dense_intermediate_size", width))
+    return dense_first(reader, dense, experts)
+
+
 def _ernie(reader: ConfigReader) -> Sequence[LayerPart]:
     """Return dense halves, with experts in every n-th layer from one to another."""
     num_layers = reader.integer("num_hidden_layers")
@@ -321,6 +333,17 @@ _FAMILIES: Mapping[str, Grouped] = {
             *("layer_switch", "order_of_interleaved_layers", "position_embedding_type"),
             *("rotary_pct", "use_embedding_sharing", "use_gated_activation"),
             *("use_parallel_block", "use_parallel_embedding"),
+        ),
+    ),
+    "cohere2_moe": Grouped(
+        period=4,
+        turns_in_windows=True,
+        norm="layer_norm",
+        halves=_cohere_moe,
+        defaults=_TIED,
+        ignored=(
+            *("expert_selection_fn", "prefix_dense_sliding_window_pattern"),
+            "shared_expert_combination_strategy",
         ),
     ),
     "cwm": Grouped(period=-4),
