@@ -40,12 +40,17 @@ def work(messages: Iterator[tuple[Any, ...]], answers: IO[bytes]) -> None:
         elif kind == FORGET:
             runs.pop(run, None)
             packed.pop(run, None)
+            # What is left of it is garbage.
+            gc.unfreeze()
         else:
             outcome = attempt(partial(_do, run, content[0], runs, packed))
             pickle.dump(outcome, answers, pickle.HIGHEST_PROTOCOL)
             answers.flush()
             # What a task leaves may be large, such as arrays of objects that refer to each other.
+            # What it imported stays: to look through that after every task takes as long as to
+            # train a series.
             gc.collect()
+            gc.freeze()
 
 
 def _do(
@@ -55,8 +60,6 @@ def _do(
     if run not in runs:
         runs[run] = pickle.loads(packed[run])  # noqa: S301 - our own parent's
         packed[run] = b""
-        # What was imported stays, and need not be looked through after every task.
-        gc.freeze()
     function, shared = runs[run]
     return function(pickle.loads(item), shared)  # noqa: S301
 
