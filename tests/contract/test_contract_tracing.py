@@ -21,7 +21,7 @@ from foretoken.app.config import AppConfig, LogConfig, ServerConfig, TracingConf
 from foretoken.app.observed_handler import ObservedCalls
 from foretoken.app.serve import serve_web
 from foretoken.app.telemetry.call_log import ALL, FAILED, CallLog
-from foretoken.app.telemetry.command_trace import log_formatter, trace_command
+from foretoken.app.telemetry.commands import log_formatter, trace_command
 from foretoken.app.telemetry.spans import start_tracing
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.services import AsyncProfilerClient, ProfilerClient

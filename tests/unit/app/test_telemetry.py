@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from foretoken.app.config import LogConfig
 from foretoken.app.observed_handler import ObservedCalls
 from foretoken.app.request_metrics import RequestMetrics
-from foretoken.app.telemetry.command_trace import configure_logging
+from foretoken.app.telemetry.commands import configure_logging
 from foretoken.client.channel_options import ChannelOptions
 from foretoken.client.services import ProfilerClient
 from foretoken.domain.errors import UnknownJobError

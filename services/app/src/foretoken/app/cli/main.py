@@ -98,7 +98,7 @@ def root(
     from foretoken.app.cli.state import CliState, parse_assignments
     from foretoken.app.config import load_config, process_environment
     from foretoken.app.starter import with_starter
-    from foretoken.app.telemetry.command_trace import observe_command
+    from foretoken.app.telemetry.commands import observe_command
 
     # What is profiled on the CPU has the threads that it has without us.
     if context.invoked_subcommand != "profile":
