@@ -51,6 +51,7 @@ from foretoken.domain.measurements import (
 from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.models.architecture import (
+    MAX_LAYERS,
     MlaSpec,
     ModelArchitecture,
     MoeSpec,
@@ -295,7 +296,7 @@ _SEARCH_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
 
 # What a dataclass refuses on its own.
 _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
-    (ModelArchitecture, "num_layers"): POSITIVE,
+    (ModelArchitecture, "num_layers"): st.integers(1, MAX_LAYERS),
     (ModelArchitecture, "hidden"): POSITIVE,
     (ModelArchitecture, "num_heads"): st.sampled_from([8, 64]),
     (ModelArchitecture, "num_kv_heads"): st.sampled_from([1, 2, 8]),

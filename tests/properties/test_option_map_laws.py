@@ -11,10 +11,13 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.launch.options import text_arguments
 from foretoken.simulator.launch.server import ServedOptions, all_servers
 
-# What a server has no option for.
+# What a server has no option for; how much a store holds is said in the environment.
 _UNSAID = {
-    "vllm": {"mixes_prefill", "receive_interval", "window_tokens_ratio", "encoder_urls"},
-    "sglang": {"num_loras", "prefill_interval", "decode_context_parallel"},
+    "vllm": {
+        *("mixes_prefill", "receive_interval", "window_tokens_ratio", "encoder_urls"),
+        "store_bytes",
+    },
+    "sglang": {"num_loras", "prefill_interval", "decode_context_parallel", "store_bytes"},
 }
 
 
