@@ -52,12 +52,12 @@ from foretoken.predictor.training_rows import Series, read_series
 from foretoken.predictor.transfer import train_transfers, transfer_names
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.search.training.ties import (
+from foretoken.simulator.search.training.ties import correlate_errors, difference_errors
+from foretoken.simulator.steps.error_parts import (
     ERROR_FAMILIES,
-    correlate_errors,
-    difference_errors,
+    StepErrors,
     families_of,
-    time_families,
+    price_parts,
 )
 from foretoken.simulator.steps.strategies import (
     AXES,
@@ -211,7 +211,8 @@ def _judge(steps: Sequence[PublishedStep], predictor: LatencySource) -> None:
     """Print how often the errors of differences hold, and how often a sure order is wrong."""
     strategies = _columns([step.scenario for step in steps])
     estimates = StepTimer(strategies.source.scenario, predictor).time(strategies).step_us
-    errors = time_families(strategies, predictor) - estimates
+    timer = StepTimer(strategies.source.scenario, predictor, price_parts)
+    errors = StepErrors.of_steps(estimates, timer.time(strategies).variants_us).up_us
     measured = np.array([step.measured_ms for step in steps]) * US_PER_MS
     inside, sure, wrong = [], [], []
     for first in range(len(steps)):

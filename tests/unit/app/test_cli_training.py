@@ -86,7 +86,7 @@ def test_a_report_is_printed_with_interval_spread_breakdown_and_memory() -> None
     for line in (
         "step time (s) 20",
         "not calibrated (s) 16 (calibration: +25.0%)",
-        "with operators at their bounds (s) 15 to 30",
+        "90 % interval (s) 15 to 30",
         "over steps, p50 / p90 / p99 (s) 20 / 21 / 24",
         "MFU 40.0%",
         "HFU 50.0%",

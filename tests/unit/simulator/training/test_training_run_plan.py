@@ -42,16 +42,19 @@ def _plan(request: TrainingRunRequest) -> TrainingRunReport:
 def test_a_run_without_failures_is_its_steps() -> None:
     """And one checkpoint at its end."""
     report = _plan(replace(_RUN, failures=FailureRules(checkpoint_s=60)))
-    step_ms = simulate_training(_SCENARIO, RooflinePredictor(), None).step_time_ms
+    step = simulate_training(_SCENARIO, RooflinePredictor(), None)
+    step_ms, days_per_ms = step.step_time_ms, _STEPS / 1e3 / 86400
     assert report.num_steps == _STEPS
     assert report.num_devices == 16
     assert report.step_time_ms == step_ms
-    assert pytest.approx(_STEPS * step_ms / 1e3 / 86400) == report.ideal_days
+    assert pytest.approx(days_per_ms * step_ms) == report.ideal_days
     assert pytest.approx(report.ideal_days + 60 / 86400) == report.days
     assert pytest.approx(report.days) == report.days_spread.p99
-    # The predictor's bounds are 0.8 and 1.5 of its estimate.
-    assert pytest.approx(0.8 * report.ideal_days + 60 / 86400) == report.days_low
-    assert pytest.approx(1.5 * report.ideal_days + 60 / 86400) == report.days_high
+    low_days, high_days = (
+        days_per_ms * bound_ms for bound_ms in (step.step_time_low_ms, step.step_time_high_ms)
+    )
+    assert pytest.approx(low_days + 60 / 86400) == report.days_low
+    assert pytest.approx(high_days + 60 / 86400) == report.days_high
     assert report.num_failures == 0
 
 

@@ -52,8 +52,9 @@ def test_the_report_is_consistent(layout: ParallelLayout, recompute: str, zero_s
     report = _simulate(scenario)
     assert pytest.approx(report.step_time_ms) == sum(report.step_time_ms_by_group.values())
     assert pytest.approx(1.0) == sum(report.step_time_ratio_by_provenance.values())
-    assert pytest.approx(0.8 * report.step_time_ms) == report.step_time_low_ms
-    assert pytest.approx(1.5 * report.step_time_ms) == report.step_time_high_ms
+    # Every operator may take 0.8 to 1.5 of its estimate, and families err on their own.
+    assert 0.8 * report.step_time_ms < report.step_time_low_ms < report.step_time_ms
+    assert report.step_time_ms < report.step_time_high_ms < 1.5 * report.step_time_ms
     assert 0 < report.mfu_ratio < 1
     assert 0 <= report.bubble_ratio < 1
     assert pytest.approx(16 * 4096 / report.step_time_ms * 1e3) == report.tokens_per_s

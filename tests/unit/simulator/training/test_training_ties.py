@@ -8,10 +8,8 @@ import pytest
 from training_fakes import RooflinePredictor, build_scenario
 
 from foretoken.domain.measurements.estimate import (
-    DType,
     LatencyQuery,
     LatencyReply,
-    OperatorTable,
     Provenance,
 )
 from foretoken.domain.models.architecture import find_model
@@ -21,13 +19,17 @@ from foretoken.domain.requests.training_search import TrainingSearchRequest, Tra
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import Setting, answer_in_closed_form
 from foretoken.simulator.search.training.space import resolve_space
-from foretoken.simulator.search.training.step_time import StepTimer
+from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.search.training.ties import (
     CORRELATIONS,
-    ERROR_FAMILIES,
-    families_of,
     find_ties,
-    time_families,
+    time_errors,
+)
+from foretoken.simulator.steps.error_parts import (
+    ERROR_FAMILIES,
+    bound_cases,
+    families_of,
+    price_cases,
 )
 from foretoken.simulator.steps.strategies import Strategies
 
@@ -118,8 +120,17 @@ def _ties_of_two(error_ratios: Mapping[int, float], provenance: Provenance) -> l
     times = StepTimer(strategies.source.scenario, predictor).time(strategies)
     first, second = times.step_us
     assert first < second
+    timed = time_errors(_answers(strategies, times), predictor)
+    # The scale of values is of no matter.
+    found: list[bool] = find_ties(
+        7 * timed.of_steps.up_us, 7 * times.step_us, timed.correlation
+    ).tolist()
+    return found
+
+
+def _answers(strategies: Strategies, times: StepTimes) -> Answers:
     nothing = np.zeros(len(strategies))
-    answers = Answers(
+    return Answers(
         strategies=strategies,
         step_us=times.step_us,
         low_us=times.low_us,
@@ -131,9 +142,6 @@ def _ties_of_two(error_ratios: Mapping[int, float], provenance: Provenance) -> l
         reserved_bytes=nothing,
         margin_bytes=nothing,
     )
-    # The scale of values is of no matter.
-    found: list[bool] = find_ties(answers, 7 * times.step_us, predictor).tolist()
-    return found
 
 
 def test_an_error_of_what_both_run_alike_ties_nobody() -> None:
@@ -200,15 +208,16 @@ def test_families_timed_at_once_are_each_as_if_alone(device: str) -> None:
     request = _request(device)
     strategies, scenario = _strategies(request), resolve_space(request).source.scenario
     predictor = _Doubtful(dict.fromkeys(range(len(ERROR_FAMILIES)), 0.5))
-    own, elsewhere = np.split(time_families(strategies, predictor), 2)
-    assert 1 == predictor.num_queries
+    times = StepTimer(scenario, predictor).time(strategies)
+    errors = time_errors(_answers(strategies, times), predictor)
+    assert 2 == predictor.num_queries
+    own, elsewhere = np.split(times.step_us + errors.of_steps.up_us, 2)
     alone = [
         StepTimer(scenario, _Doubtful({family: 0.5}, at_bound=True)).time(strategies).step_us
         for family in range(len(ERROR_FAMILIES))
     ]
     np.testing.assert_allclose(own, alone)
-    estimates = StepTimer(scenario, predictor).time(strategies).step_us
-    np.testing.assert_allclose(elsewhere, [estimates] * len(ERROR_FAMILIES))
+    np.testing.assert_allclose(elsewhere, [times.step_us] * len(ERROR_FAMILIES))
 
 
 def test_who_wants_no_ties_asks_once() -> None:
@@ -221,27 +230,15 @@ def test_who_wants_no_ties_asks_once() -> None:
     assert [1, 2] == counts
 
 
-@pytest.mark.parametrize(
-    ("operator", "columns", "family"),
-    [
-        ("gemm", {"m": [1], "n": [1], "k": [1]}, "matrix products"),
-        ("rms_norm", {"num_tokens": [1], "hidden_size": [1]}, "memory-bound operators"),
-        ("attention_prefill", {"batch_size": [1]}, "attention"),
-        ("grouped_gemm", {"m": [1]}, "matrix products"),
-        ("all_reduce", {"num_nodes": [1]}, "collectives in a node"),
-        ("all_reduce", {"num_nodes": [2]}, "collectives between nodes"),
-        ("send_recv", {"num_nodes": [2]}, "point to point"),
-    ],
-)
-def test_operators_belong_to_families(
-    operator: str, columns: Mapping[str, list[int]], family: str
-) -> None:
-    table = OperatorTable(operator=operator, dtype=DType.BF16, columns=columns)
-    assert [family] == [ERROR_FAMILIES[place] for place in families_of(table)]
-
-
-def test_one_table_has_collectives_of_both_families() -> None:
-    table = OperatorTable(
-        operator="all_gather", dtype=DType.BF16, columns={"num_nodes": np.array([1, 4])}
-    )
-    assert [_IN_NODE, _IN_NODE + 1] == families_of(table).tolist()
+def test_what_is_listed_has_the_bounds_of_errors_by_family() -> None:
+    """Whatever all operators at their bounds at once would take: that decides what is looked at."""
+    predictor = _Doubtful({_PRODUCTS: 0.3, _IN_NODE: 0.6})
+    ranked = answer_in_closed_form(_request(), Setting(predictor=predictor), lambda _: None).ranked
+    assert ranked is not None
+    scenario = ranked.strategies.source.scenario
+    cases_us = StepTimer(scenario, predictor, price_cases).time(ranked.strategies).variants_us
+    expected = [bound_cases(of_step_us) for of_step_us in cases_us.T]
+    np.testing.assert_allclose(np.stack((ranked.low_us, ranked.high_us), axis=1), expected)
+    at_once = StepTimer(scenario, predictor).time(ranked.strategies)
+    assert (at_once.low_us < ranked.low_us).all()
+    assert (ranked.high_us < at_once.high_us).all()

@@ -12,11 +12,10 @@ from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.measurements.estimate import Provenance
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.simulator.steps.error_parts import NUM_CASES
 from foretoken.simulator.training.operator_prices import Price
 from foretoken.simulator.training.variability import (
     ESTIMATE,
-    HIGH,
-    LOW,
     NUM_DRAWS,
     RAW,
     Spread,
@@ -29,12 +28,14 @@ _MIXTRAL = find_model("mixtral-8x7b")
 _TORCHTITAN = TrainerSpec(profile="torchtitan")
 
 
-def test_the_answer_has_each_bound_and_the_raw_estimate() -> None:
+def test_the_answer_has_every_case_of_a_price_and_the_raw_estimate() -> None:
     columns = StepColumns.of_answer(Spread(), 0)
-    price = columns.price(Price(2.0, 1.0, 4.0, Provenance.MEASURED))
-    assert (2.0, 1.0, 4.0, 2.0) == tuple(price[[ESTIMATE, LOW, HIGH, RAW]])
+    cases_us = np.arange(2.0, 2 + NUM_CASES)
+    price = columns.price(Price(cases_us, Provenance.MEASURED))
+    assert [*cases_us.tolist(), 2.0] == price.tolist()
     calibrated = columns.calibrated(5.0, 3.0)
-    assert (5.0, 5.0, 5.0, 3.0) == tuple(calibrated[[ESTIMATE, LOW, HIGH, RAW]])
+    assert [5.0] * NUM_CASES + [3.0] == calibrated.tolist()
+    assert (2.0, 3.0) == (price[ESTIMATE], calibrated[RAW])
 
 
 def test_without_spread_there_is_one_draw() -> None:

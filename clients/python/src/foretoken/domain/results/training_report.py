@@ -128,11 +128,11 @@ class TrainingReport(ResultMethods):
     """Outcome of a training simulation; times of one optimizer step.
 
     `step_time_ms` is the median step, with the calibration where the scenario has one;
-    `step_time_raw_ms` is without. `step_time_low_ms` and `step_time_high_ms` are the step at the
-    operators' bounds, `step_spread_ms` how steps differ among each other by stragglers, the network
-    and skipped updates. `step_time_ms_by_group` splits the critical stage's time by operator group,
-    bubble included; `communication_ms_by_axis` is all it communicates, `exposed_ms_by_axis` what
-    of that no computation hides.
+    `step_time_raw_ms` is without. `step_time_low_ms` and `step_time_high_ms` are its 90 %
+    interval by the errors of operators, `step_spread_ms` how steps differ among each other by
+    stragglers, the network and skipped updates. `step_time_ms_by_group` splits the critical stage's
+    time by operator group, bubble included; `communication_ms_by_axis` is all it communicates,
+    `exposed_ms_by_axis` what of that no computation hides.
     `echo` is the question, and what the answer rests on.
     """
 

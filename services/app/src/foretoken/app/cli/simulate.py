@@ -293,7 +293,7 @@ def _step_rows(report: TrainingReport) -> list[tuple[str, object]]:
         rows.append((f"  not calibrated ({unit})", change))
     bounds = (report.step_time_low_ms, report.step_time_high_ms)
     interval = " to ".join(format_cell(bound / scale) for bound in bounds)
-    rows.append((f"  with operators at their bounds ({unit})", interval))
+    rows.append((f"  90 % interval ({unit})", interval))
     if spread.p99 > spread.p50:
         quantiles = " / ".join(
             format_cell(value / scale) for value in (spread.p50, spread.p90, spread.p99)

@@ -149,7 +149,7 @@ def _time_rows(report: TrainingRunReport) -> list[tuple[str, object]]:
         _row("ideal_days", report),
         _row("days", report),
         (
-            "  with operators at their bounds",
+            "  90 % interval",
             f"{format_cell(report.days_low)} to {format_cell(report.days_high)}",
         ),
     ]

@@ -121,9 +121,7 @@ def colors_of_loads(num_loads: int) -> Sequence[str]:
     return [_LOADS[round(index * last / (num_loads - 1))] for index in range(num_loads)]
 
 
-BOUNDS_CAPTION = (
-    "A bar's line is its interval: every operator at its lower, and at its upper, 90 % bound."
-)
+BOUNDS_CAPTION = "A bar's line is its 90 % interval, of the errors of operators."
 
 
 def describe_interval(low: float, high: float, unit: str) -> str:

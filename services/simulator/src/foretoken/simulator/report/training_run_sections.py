@@ -90,8 +90,8 @@ def _overview(report: TrainingRunReport, request: TrainingRunRequest) -> Section
 
 def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Value]:
     days = (
-        f"{describe_interval(report.days_low, report.days_high, '')} with operators at their"
-        f" bounds; nine runs of ten end by day {format_number(report.days_spread.p90)}"
+        f"{describe_interval(report.days_low, report.days_high, '')} by the step's interval;"
+        f" nine runs of ten end by day {format_number(report.days_spread.p90)}"
     )
     ideal = f"{format_number(report.ideal_days)} days without interruptions"
     facts = [Value.of("days", report, days), Value.of("goodput_ratio", report, ideal)]

@@ -239,7 +239,7 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
             draw_intervals(
                 Plot(
                     title=f"{figure.name} and its bounds",
-                    caption="With every operator at its lower, and at its upper, 90 % bound. Much"
+                    caption="Families of operators err on their own. Much"
                     " of an error is common to all strategies and does not change their order, so"
                     " bars that overlap may be in a sure order. The last are the first that do not"
                     " tie.",

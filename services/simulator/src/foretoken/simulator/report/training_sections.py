@@ -39,7 +39,7 @@ def _overview(report: TrainingReport) -> Section:
     if report.step_time_ms == 0:
         return Section(title="Training step", warning=warning)
     intro = (
-        "The interval is the step with every operator at its lower, and at its upper, 90 % bound."
+        "The interval holds what operators may be off by: families of them err on their own."
         f" The busy time rests on {describe_shares(report.step_time_ratio_by_provenance)}"
         " estimates."
     )

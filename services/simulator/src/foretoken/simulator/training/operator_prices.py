@@ -12,7 +12,8 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.software_note import list_software_notes
-from foretoken.simulator.steps.call_prices import CallBook, PricedTable, estimate_and_bounds
+from foretoken.simulator.steps.call_prices import CallBook, PricedTable
+from foretoken.simulator.steps.error_parts import NUM_CASES, price_cases
 from foretoken.simulator.steps.stage_hardware import StageHardware
 from foretoken.simulator.training.module_profile import MeasuredPrices
 
@@ -21,19 +22,29 @@ _TableKey = tuple[str, DType, Phase, str, tuple[str, ...]]
 _Key = tuple[_TableKey, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Price:
-    """What one call of an operator costs, in µs, and what the figure rests on."""
+    """What one call of an operator costs, in µs, and what the figure rests on.
 
-    latency_us: float
-    low_us: float
-    high_us: float
+    `cases_us` are the prices of `price_cases`.
+    """
+
+    cases_us: Floats
     provenance: Provenance
+
+    @property
+    def latency_us(self) -> float:
+        """The estimate."""
+        return float(self.cases_us[0])
+
+    @classmethod
+    def certain(cls, time_us: float) -> "Price":
+        """Return what a call costs whose time was measured with its module."""
+        return cls(np.full(NUM_CASES, time_us), Provenance.MEASURED)
 
     def of_share(self, share: float) -> "Price":
         """Return what a part of the call costs."""
-        low_us, high_us = self.low_us * share, self.high_us * share
-        return Price(self.latency_us * share, low_us, high_us, self.provenance)
+        return Price(self.cases_us * share, self.provenance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ class OperatorPrices:
         """Return the price of one repetition of a node: measured with its module, or predicted."""
         time_us = None if self.measured is None else self.measured.find(node)
         if time_us is not None:
-            return Price(time_us, time_us, time_us, Provenance.MEASURED)
+            return Price.certain(time_us)
         price = self.by_call[_key(node)]
         return price if node.share == 1 else price.of_share(node.share)
 
@@ -89,7 +100,7 @@ def fetch_prices(
     def read(priced: PricedTable) -> Sequence[Floats]:
         answers.append((priced.table.operator, priced.answer))
         provenance = np.asarray(priced.answer.provenance, dtype=np.float64)
-        return (*estimate_and_bounds(priced), provenance)
+        return (provenance, *price_cases(priced))
 
     book = CallBook(read)
     numbers: dict[_Key, int] = {}
@@ -99,10 +110,8 @@ def fetch_prices(
             numbers[key] = int(book.add(node, 1)[0])
     book.fetch(scenario, predictor)
     by_call = {
-        key: Price(latency_us, low_us, high_us, Provenance(int(provenance)))
-        for key, (latency_us, low_us, high_us, provenance) in zip(
-            numbers, book.prices_us[:, list(numbers.values())].T.tolist(), strict=True
-        )
+        key: Price(column[1:], Provenance(int(column[0])))
+        for key, column in zip(numbers, book.prices_us.T[list(numbers.values())], strict=True)
     }
     notes = list_software_notes(answers, scenario.framework or scenario.trainer.resolve().software)
     return OperatorPrices(book.model_version, by_call, notes=notes)

@@ -25,6 +25,7 @@ from foretoken.jobs.runner import JobProgress
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import chunk_ranks
 from foretoken.simulator.software_note import list_trainer_notes
+from foretoken.simulator.steps.error_parts import bound_cases
 from foretoken.simulator.steps.pipelines.schedule import (
     RankOrder,
     find_schedule,
@@ -52,8 +53,6 @@ from foretoken.simulator.training.scenario_checks import check_chunks, check_sce
 from foretoken.simulator.training.timeline import draw_spans
 from foretoken.simulator.training.variability import (
     ESTIMATE,
-    HIGH,
-    LOW,
     NUM_DRAWS,
     RAW,
     Spread,
@@ -222,7 +221,7 @@ def _with_times(
     composed: ComposedStep,
 ) -> TrainingReport:
     steps_us, factor = composed.step_us, float(composed.factor[ESTIMATE])
-    step_us = float(steps_us[ESTIMATE])
+    step_us, (low_us, high_us) = float(steps_us[ESTIMATE]), bound_cases(steps_us[:RAW])
     accounts = account_ranks(composition, composed)
     critical = max(accounts, key=lambda account: account.busy_us)
     busy_us = critical.busy_us * factor
@@ -243,8 +242,8 @@ def _with_times(
     return replace(
         report,
         step_time_ms=step_us / US_PER_MS,
-        step_time_low_ms=float(steps_us[LOW]) / US_PER_MS,
-        step_time_high_ms=float(steps_us[HIGH]) / US_PER_MS,
+        step_time_low_ms=low_us / US_PER_MS,
+        step_time_high_ms=high_us / US_PER_MS,
         step_time_raw_ms=float(steps_us[RAW]) / US_PER_MS,
         mfu_ratio=mfu_ratio(totals),
         hfu_ratio=hfu_ratio(totals),

@@ -21,6 +21,7 @@ from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.report import Percentiles
 from foretoken.domain.units import US_PER_MS, ceil_divide
+from foretoken.simulator.steps.error_parts import NUM_CASES
 from foretoken.simulator.steps.program import Column
 from foretoken.simulator.steps.sharding import SPLITS_PARAMETERS, ScenarioDegrees
 from foretoken.simulator.training.operator_prices import Price
@@ -28,8 +29,8 @@ from foretoken.simulator.training.operator_prices import Price
 # Draws of a step: the median is one of them, and 1 % of them are slower than the 99th percentile.
 NUM_DRAWS = 201
 _SEED = 20210426
-# Which bounds of a price the columns of the answer take, and in which the calibration is left out.
-ESTIMATE, LOW, HIGH, RAW = range(4)
+# The columns of the answer: the cases of a price, then the estimate without the calibration.
+ESTIMATE, RAW = 0, NUM_CASES
 _TYPICAL = -1
 
 
@@ -82,10 +83,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class StepColumns:
-    """The ways a step is timed: which bound of a price, which draw, calibrated or not."""
+    """The ways a step is timed: which case of a price, which draw, calibrated or not."""
 
     spread: Spread
-    bounds: NDArray[np.intp]
+    cases: NDArray[np.intp]
     draws: NDArray[np.intp]
     is_calibrated: NDArray[np.bool_]
 
@@ -97,10 +98,10 @@ class StepColumns:
 
     @classmethod
     def of_answer(cls, spread: Spread, draw: int) -> Self:
-        """Return the columns of the answer, all of one draw: ESTIMATE, LOW, HIGH, RAW."""
-        draws = np.full(4, draw if spread.has_draws else _TYPICAL)
-        bounds = np.array([ESTIMATE, LOW, HIGH, ESTIMATE])
-        return cls(spread, bounds, draws, np.arange(4) != RAW)
+        """Return the columns of the answer, all of one draw."""
+        columns = np.arange(RAW + 1)
+        draws = np.full_like(columns, draw if spread.has_draws else _TYPICAL)
+        return cls(spread, np.where(columns == RAW, ESTIMATE, columns), draws, columns != RAW)
 
     @property
     def updates(self) -> Column:
@@ -119,11 +120,11 @@ class StepColumns:
 
     def constant(self, value: float) -> Column:
         """Return the same value in all columns."""
-        return np.full(len(self.bounds), float(value))
+        return np.full(len(self.cases), float(value))
 
     def price(self, price: Price) -> Column:
-        """Return the price of one call, at each column's bound."""
-        return np.array((price.latency_us, price.low_us, price.high_us))[self.bounds]
+        """Return the price of one call, in each column's case."""
+        return price.cases_us[self.cases]
 
     def calibrated(self, value: float, raw: float) -> Column:
         """Return `value` in the columns that are calibrated, `raw` in the others."""

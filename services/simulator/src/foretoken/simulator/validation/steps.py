@@ -41,6 +41,7 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide
+from foretoken.simulator.steps.error_parts import NUM_CASES, bound_cases
 from foretoken.simulator.training.operator_prices import OperatorPrices, Price, fetch_prices
 
 _OPERATOR = "launch_gap"
@@ -360,11 +361,10 @@ def _compare(
     num_kernels: int,
 ) -> StepComparison:
     priced = [(node, prices.find(node)) for node in nodes]
-    total = HostTime(
-        latency_us=sum(price.latency_us * node.repeat for node, price in priced),
-        low_us=sum(price.low_us * node.repeat for node, price in priced),
-        high_us=sum(price.high_us * node.repeat for node, price in priced),
-    )
+    none_us = np.zeros(NUM_CASES)
+    cases_us = sum((price.cases_us * node.repeat for node, price in priced), none_us)
+    low_us, high_us = bound_cases(cases_us)
+    total = HostTime(latency_us=float(cases_us[0]), low_us=low_us, high_us=high_us)
     whole, host_us = hosts.compose(total, measured.step, num_kernels)
     shares: dict[str, float] = defaultdict(float)
     for node, price in priced:

@@ -76,7 +76,7 @@ class TrainingValidation:
     has the errors of each component over its stages, and of `all` last; `stability` the step first.
     `proportions` splits the `measured` and the `simulated` step of the first stage in ms.
     `simulated_spread_ms` is how simulated steps differ among each other, `simulated_low_ms` and
-    `simulated_high_ms` the step with every operator at its bounds.
+    `simulated_high_ms` the bounds of the simulated step.
     """
 
     run_name: str

@@ -99,7 +99,7 @@ def _findings(validation: TrainingValidation) -> Section:
             value=step.simulated_ms,
             unit="ms",
             note=f"{format_number(validation.simulated_low_ms)} to"
-            f" {format_number(validation.simulated_high_ms)} ms with operators at their bounds",
+            f" {format_number(validation.simulated_high_ms)} ms by the errors of operators",
         ),
         Value(label="error of the step", value=f"{step.error_ratio:+.1%}"),
     ]

@@ -1225,9 +1225,9 @@ class TrainingReport(_message.Message):
     step_time_ms: _builtins.float
     """Time of the median step in ms, calibrated where the scenario is. 0: it cannot run."""
     step_time_low_ms: _builtins.float
-    """Time of the step in ms at the operators' lower bounds. 0: it cannot run."""
+    """Lower end of the step's 90 % interval in ms, by the errors of operators. 0: it cannot run."""
     step_time_high_ms: _builtins.float
-    """Time of the step in ms at the operators' upper bounds. 0: it cannot run."""
+    """Its upper end in ms. 0: it cannot run."""
     step_time_raw_ms: _builtins.float
     """Time of the step in ms without the calibration. 0: it cannot run."""
     mfu_ratio: _builtins.float

@@ -11,7 +11,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.requests.limit import Limit
 from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.domain.units import US_PER_S
-from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.search.placement.cluster import MAX_ORDERS
 from foretoken.simulator.search.placement.columns import (
     PlacedStrategies,
@@ -28,7 +28,7 @@ from foretoken.simulator.search.placement.strategy import (
     PlacementSpace,
     StageWork,
 )
-from foretoken.simulator.search.placement.ties import find_placed_ties
+from foretoken.simulator.search.placement.ties import time_placed_errors
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.closed_form import (
     ClosedForm,
@@ -38,6 +38,7 @@ from foretoken.simulator.search.training.closed_form import (
     rank_kept,
 )
 from foretoken.simulator.search.training.survey import MEMORY, Survey, SurveyRules
+from foretoken.simulator.search.training.ties import TimedErrors
 from foretoken.simulator.steps.legality import TRAINER, batch_limits, order_limits
 from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.steps.trainer_limit import list_lacks
@@ -71,10 +72,10 @@ def answer_placements(
     placing = _Placing(space, book, setting, survey)
     placing.run(tell)
 
-    def judge(answers: Answers, values: Floats) -> Flags:
-        return find_placed_ties(answers, values, book.shapes, setting.predictor)
+    def measure(answers: Answers) -> TimedErrors:
+        return time_placed_errors(answers, book.shapes, setting.predictor)
 
-    ranked, ties = rank_kept(survey, rules, judge if setting.has_ties else None)
+    ranked, ties = rank_kept(survey, rules, measure if setting.has_ties else None)
     return ClosedForm(
         request=request,
         survey=survey,

@@ -1,13 +1,13 @@
 """The closed-form answer of a request: every point counted, the best of them ranked."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.requests.training_search import TrainingSearchRequest
-from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.internevo.question import list_points
 from foretoken.simulator.search.training.answers import (
@@ -25,7 +25,7 @@ from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.space import PIECE, StrategySpace, resolve_space
 from foretoken.simulator.search.training.step_time import StepTimer, StepTimes
 from foretoken.simulator.search.training.survey import Survey, SurveyRules
-from foretoken.simulator.search.training.ties import find_ties
+from foretoken.simulator.search.training.ties import TimedErrors, find_ties, time_errors
 from foretoken.simulator.steps.call_prices import Variants
 from foretoken.simulator.steps.legality import (
     LEGAL,
@@ -37,12 +37,10 @@ from foretoken.simulator.steps.strategies import Strategies, join_strategies
 
 # Strategies kept beyond those listed: finalists that turn out not to fit are replaced.
 _SPARE = 4
-# Strategies that may tie with the best and are timed for it, at the most.
-_MAX_TIMED = 128
 # Hears of every piece that was looked at.
 Tell = Callable[[Survey], None]
-# Says which strategies tie with the first of them, given what is to be small of each.
-JudgeTies = Callable[[Answers, Floats], Flags]
+# Returns the errors of the steps of strategies.
+MeasureErrors = Callable[[Answers], TimedErrors]
 # Hears of the answers of a piece, with what else its steps would take.
 Hear = Callable[[Answers, Floats], None]
 
@@ -112,10 +110,10 @@ def answer_in_closed_form(
             setting.hear(answers, times.variants_us[1:])
         tell(survey)
 
-    def judge(answers: Answers, values: Floats) -> Flags:
-        return find_ties(answers, values, setting.predictor, setting.shapes)
+    def measure(answers: Answers) -> TimedErrors:
+        return time_errors(answers, setting.predictor, setting.shapes)
 
-    ranked, ties = rank_kept(survey, rules, judge if setting.has_ties else None)
+    ranked, ties = rank_kept(survey, rules, measure if setting.has_ties else None)
     return ClosedForm(
         request=request,
         survey=survey,
@@ -134,23 +132,27 @@ def count_kept(request: TrainingSearchRequest) -> int:
 
 
 def rank_kept(
-    survey: Survey, rules: SurveyRules, judge: JudgeTies | None
+    survey: Survey, rules: SurveyRules, measure: MeasureErrors | None
 ) -> tuple[Answers | None, Ints]:
-    """Return the best in their order, and the rows that tie with the first if anyone judges it."""
+    """Return the best in their order, and the rows that tie with the first if errors are measured.
+
+    Bounds of the survey are of all operators at once, so that nothing that may tie is left out; of
+    what is returned they are those of errors that add up as they do in a simulated step.
+    """
     kept, nobody = survey.kept, np.zeros(0, dtype=np.int64)
     if kept is None:
         return None, nobody
     ranking = rank_answers(kept, rules.objective, rules.prices)
     ranked = kept.take(ranking.order)
-    row_of = np.argsort(ranking.order)
-    rows = row_of[ranking.ties]
-    if judge is None or len(rows) == 1:
+    if measure is None:
         return ranked, nobody
+    errors, rows = measure(ranked), np.argsort(ranking.order)[ranking.ties]
+    low_us, high_us = errors.of_steps.bound(ranked.step_us)
+    ranked = replace(ranked, low_us=low_us, high_us=high_us)
     if rules.objective != "memory_headroom":
         values = objective_values(ranked, rules.objective, rules.prices)[0]
-        timed, others = rows[:_MAX_TIMED], rows[_MAX_TIMED:]
-        is_tie = judge(ranked.take(timed), values[timed])
-        rows = np.concatenate((timed[is_tie], others))
+        scaled = errors.of_steps.up_us * (values / ranked.step_us)
+        rows = rows[find_ties(scaled, values, errors.correlation)[rows]]
     return ranked, rows[1:]
 
 

@@ -6,9 +6,8 @@ Estimates of a family of operators err together, as one model makes them: what t
 in common does not change their order. With a family at its upper bounds the one step grows by a and
 the other by b: the variance of their difference is a^2 + b^2 - 2 r a b. The correlation r is 1
 where both run calls of the same sizes, 0 on two kinds of device, and between other sizes what was
-measured of the family. Families err on their own, so their variances add up. A family has two parts
-that err on their own: what was measured on the device or the links themselves, and what is
-estimated from others.
+measured of the family. Families err on their own, as `steps/error_parts.py` says, so their
+variances add up.
 """
 
 from dataclasses import dataclass
@@ -16,15 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.hardware.topology import topology_of_device
-from foretoken.domain.measurements.estimate import OperatorTable, Phase, Provenance
+from foretoken.domain.measurements.estimate import OperatorTable, Phase
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.training_search import TieCall
-from foretoken.simulator.grid import Flags, Floats, Ints
+from foretoken.simulator.grid import Flags, Floats
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.steps.call_prices import PricedTable
+from foretoken.simulator.steps.error_parts import StepErrors, price_parts
 from foretoken.simulator.steps.strategies import Strategies
 
 # As many are reported, and those that matter at least that much compared with the first.
@@ -122,17 +122,6 @@ def _words(table: OperatorTable, row: int) -> str:
     return " ".join(words)
 
 
-ERROR_FAMILIES = (
-    # Those of experts too.
-    "matrix products",
-    "attention",
-    # Whatever else a device computes.
-    "memory-bound operators",
-    "collectives in a node",
-    "collectives between nodes",
-    # From one rank of a pipeline to the next, and round a ring.
-    "point to point",
-)
 # How errors of calls of other sizes go together, by family: of estimates from a device's own
 # measurements, then of those estimated from elsewhere, which miss a device as a whole. Source:
 # `tests/benchmarks/bench_error_correlation.py`, on operators measured on five devices; what was
@@ -143,74 +132,37 @@ _ELSEWHERE = (0.70, 0.72, 0.74, 0.76, 0.76, 0.76)
 CORRELATIONS: Floats = np.array([*_OWN, *_ELSEWHERE])
 # What a device computes, whose calls are of one size where strategies cut layers alike.
 IS_COMPUTED: Flags = np.array([True, True, True, False, False, False] * 2)
-_FROM_ELSEWHERE = (Provenance.TRANSFERRED.value, Provenance.ANALYTICAL.value)
-_OF_GROUP = {"gemm": 0, "moe": 0, "lora": 0, "attention": 1}
-_MEMORY_BOUND, _IN_NODE, _BETWEEN_NODES, _POINT_TO_POINT = 2, 3, 4, 5
-
-
-def families_at_bound(priced: PricedTable) -> tuple[Floats, ...]:
-    """Return the prices of a table in as many cases as `CORRELATIONS`: one part at its bounds.
-
-    Bounds are the upper ones.
-    """
-    latency_us = priced.latency_us
-    high_us = np.asarray(priced.answer.high_us, dtype=np.float64)
-    part = parts_of(priced.table, np.asarray(priced.answer.provenance))
-    return tuple(
-        np.where(part == number, high_us, latency_us) for number in range(len(CORRELATIONS))
-    )
-
-
-def parts_of(table: OperatorTable, provenance: Ints) -> Ints:
-    """Return the place in `CORRELATIONS` of every row of a table, whose estimates rest on this."""
-    is_elsewhere = np.isin(provenance, _FROM_ELSEWHERE)
-    parts: Ints = families_of(table) + len(ERROR_FAMILIES) * is_elsewhere
-    return parts
-
-
-def families_of(table: OperatorTable) -> Ints:
-    """Return the place in `ERROR_FAMILIES` of every row of a table."""
-    spec = find_operator(table.operator)
-    family = np.full(table.num_rows, _OF_GROUP.get(spec.group, _MEMORY_BOUND), dtype=np.int64)
-    if spec.is_collective:
-        is_far = np.asarray(table.columns.get("num_nodes", 1)) > 1
-        family[:] = np.where(is_far, _BETWEEN_NODES, _IN_NODE)
-    if spec.name == "send_recv":
-        family[:] = _POINT_TO_POINT
-    return family
-
-
 # What makes calls that a device computes of one size.
 _SIZES = ("tp", "cp", "ep", "micro_batch_size")
 
 
-def find_ties(
-    answers: Answers,
-    values: Floats,
-    predictor: LatencySource,
-    shapes: ShapeLibrary | None = None,
-) -> Flags:
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedErrors:
+    """Errors of steps, and how they go together with those of the first: (part, step)."""
+
+    of_steps: StepErrors
+    correlation: Floats
+
+
+def find_ties(errors: Floats, values: Floats, correlation: Floats) -> Flags:
     """Return which strategies tie with the first of them, which is the winner and does so itself.
 
-    `values` is what is to be small, in proportion to the step of each. Strategies are timed once
-    more; the predictor is asked one question for each kind of device.
+    `values` is what is to be small; `errors` of them and how they go together with those of the
+    first are (part, strategy).
     """
-    strategies = answers.strategies
-    grown_us = time_families(strategies, predictor, shapes) - answers.step_us
-    errors = grown_us * (values / answers.step_us)
-    of_difference = difference_errors(errors, correlate_errors(strategies))
+    of_difference = difference_errors(errors, correlation)
     return np.asarray(values - values[0] <= of_difference, dtype=np.bool_)
 
 
 def correlate_errors(strategies: Strategies) -> Floats:
-    """Return how errors of each go together with those of the first: (family, strategy)."""
+    """Return how errors of each go together with those of the first: (part, strategy)."""
     found = correlate_sizes(strategies)
     found[:, strategies.device != strategies.device[0]] = 0.0
     return found
 
 
 def correlate_sizes(strategies: Strategies) -> Floats:
-    """Return the same as if all were on one kind of device: (family, strategy)."""
+    """Return the same as if all were on one kind of device: (part, strategy)."""
     found = np.repeat(CORRELATIONS[:, np.newaxis], len(strategies), axis=1)
     columns = [getattr(strategies, name) for name in _SIZES]
     is_same_size = np.all([column == column[0] for column in columns], axis=0)
@@ -219,16 +171,23 @@ def correlate_sizes(strategies: Strategies) -> Floats:
     return found
 
 
-def time_families(
-    strategies: Strategies, predictor: LatencySource, shapes: ShapeLibrary | None = None
-) -> Floats:
-    """Return the µs of steps with each family at its upper bound: (family, strategy)."""
-    timer = StepTimer(strategies.source.scenario, predictor, families_at_bound, shapes)
-    return timer.time(strategies).variants_us
+def time_errors(
+    answers: Answers, predictor: LatencySource, shapes: ShapeLibrary | None = None
+) -> TimedErrors:
+    """Return the errors of steps, which are timed once more.
+
+    The predictor is asked one question for each kind of device.
+    """
+    strategies = answers.strategies
+    timer = StepTimer(strategies.source.scenario, predictor, price_parts, shapes)
+    by_part_us = timer.time(strategies).variants_us
+    return TimedErrors(
+        StepErrors.of_steps(answers.step_us, by_part_us), correlate_errors(strategies)
+    )
 
 
 def difference_errors(errors: Floats, correlation: Floats) -> Floats:
-    """Return the error of each strategy's difference from the first; all are (family, strategy)."""
+    """Return the error of each strategy's difference from the first; all are (part, strategy)."""
     first = errors[:, :1]
     # Squares alone, so that what is the same leaves nothing.
     common = correlation * (errors - first) ** 2

@@ -1,0 +1,102 @@
+"""How errors of operators add up to that of a step: by families that err together.
+
+Estimates of a family of operators come from one kind of table, kernel and software, so they err
+together: within a family errors are summed. Families err on their own, so from family to family it
+is their squares that add up. A family has two parts that err on their own: what was measured on the
+device or the links themselves, and what is estimated from others.
+
+A step is timed with each part at its lower, then at its upper bounds. Its own bounds are the
+estimate less the root of the sum of squares of what it shrinks by, and the same with what it grows
+by. Squares are of µs, not of logarithms, since a step is a sum of times; each side is summed by
+itself, as intervals reach farther up than down.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from foretoken.domain.measurements.estimate import OperatorTable, Provenance
+from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.steps.call_prices import PricedTable
+
+ERROR_FAMILIES = (
+    # Those of experts too.
+    "matrix products",
+    "attention",
+    # Whatever else a device computes.
+    "memory-bound operators",
+    "collectives in a node",
+    "collectives between nodes",
+    # From one rank of a pipeline to the next, and round a ring.
+    "point to point",
+)
+# Families of estimates from a device's own measurements, then of those estimated from elsewhere.
+NUM_PARTS = 2 * len(ERROR_FAMILIES)
+_FROM_ELSEWHERE = (Provenance.TRANSFERRED.value, Provenance.ANALYTICAL.value)
+_OF_GROUP = {"gemm": 0, "moe": 0, "lora": 0, "attention": 1}
+_MEMORY_BOUND, _IN_NODE, _BETWEEN_NODES, _POINT_TO_POINT = 2, 3, 4, 5
+
+
+# The estimate, then each part at its lower bounds, then each at its upper ones.
+NUM_CASES = 1 + 2 * NUM_PARTS
+
+
+def price_cases(priced: PricedTable) -> tuple[Floats, ...]:
+    """Return the estimates of a table, then what `price_parts` returns."""
+    return (priced.latency_us, *price_parts(priced))
+
+
+def price_parts(priced: PricedTable) -> tuple[Floats, ...]:
+    """Return the prices of a table with each part at its lower bounds, then at its upper ones."""
+    part = parts_of(priced.table, np.asarray(priced.answer.provenance))
+    return tuple(
+        np.where(part == number, np.asarray(bound_us, dtype=np.float64), priced.latency_us)
+        for bound_us in (priced.answer.low_us, priced.answer.high_us)
+        for number in range(NUM_PARTS)
+    )
+
+
+def parts_of(table: OperatorTable, provenance: Ints) -> Ints:
+    """Return the part of every row of a table, from 0, whose estimates rest on this."""
+    is_elsewhere = np.isin(provenance, _FROM_ELSEWHERE)
+    parts: Ints = families_of(table) + len(ERROR_FAMILIES) * is_elsewhere
+    return parts
+
+
+def families_of(table: OperatorTable) -> Ints:
+    """Return the place in `ERROR_FAMILIES` of every row of a table."""
+    spec = find_operator(table.operator)
+    family = np.full(table.num_rows, _OF_GROUP.get(spec.group, _MEMORY_BOUND), dtype=np.int64)
+    if spec.is_collective:
+        is_far = np.asarray(table.columns.get("num_nodes", 1)) > 1
+        family[:] = np.where(is_far, _BETWEEN_NODES, _IN_NODE)
+    if spec.name == "send_recv":
+        family[:] = _POINT_TO_POINT
+    return family
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepErrors:
+    """What steps shrink and grow by with a part at its lower or upper bounds: (part, step)."""
+
+    down_us: Floats
+    up_us: Floats
+
+    @classmethod
+    def of_steps(cls, step_us: Floats, by_part_us: Floats) -> Self:
+        """Take steps by their estimates and by the prices of `price_parts`: (price, step)."""
+        low_us, high_us = np.split(by_part_us, 2)
+        return cls(step_us - low_us, high_us - step_us)
+
+    def bound(self, step_us: Floats) -> tuple[Floats, Floats]:
+        """Return the low and the high µs of these steps."""
+        down_us, up_us = (np.sqrt((own**2).sum(axis=0)) for own in (self.down_us, self.up_us))
+        return step_us - down_us, step_us + up_us
+
+
+def bound_cases(cases_us: Floats) -> tuple[float, float]:
+    """Return the low and the high µs of what takes so long by the prices of `price_cases`."""
+    low_us, high_us = StepErrors.of_steps(cases_us[0], cases_us[1:]).bound(cases_us[0])
+    return float(low_us), float(high_us)
