@@ -8,6 +8,7 @@ both.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Self
 
 from foretoken.domain.lowering.communication import PlacedGroup
@@ -55,12 +56,15 @@ class ChunkPlaces:
         held = [sorted(chunk for at, chunk in first if at == rank) for rank in range(num_ranks)]
         return cls(tuple(map(tuple, held)), peers)
 
-    @classmethod
+    @staticmethod
     def of_schedule(
-        cls, schedule: PipelineSchedule, num_ranks: int, num_micro_batches: int, chunks: int
-    ) -> Self:
-        """Return where a schedule puts chunks, so many on each rank, whatever its micro batches."""
-        return cls.of_orders(schedule.orders(num_ranks, num_micro_batches, chunks))
+        schedule: PipelineSchedule, num_ranks: int, num_micro_batches: int, chunks: int
+    ) -> "ChunkPlaces":
+        """Return where a schedule puts chunks, so many on each rank, whatever its micro batches.
+
+        Of these no more are ordered than fill a pipeline from both ends.
+        """
+        return _place(schedule, num_ranks, min(num_micro_batches, 2 * num_ranks), chunks)
 
     def holders(self, chunk: int) -> list[int]:
         """Return the ranks that hold a chunk."""
@@ -76,6 +80,14 @@ class ChunkPlaces:
     def is_mirrored(self) -> bool:
         """Whether two ranks hold each chunk."""
         return len(self.chunks_of_rank) > 1 and len(self.holders(0)) > 1
+
+
+# A search asks once for all that can run, and once more for what it lists.
+@lru_cache(maxsize=1024)
+def _place(
+    schedule: PipelineSchedule, num_ranks: int, num_micro_batches: int, chunks: int
+) -> ChunkPlaces:
+    return ChunkPlaces.of_orders(schedule.orders(num_ranks, num_micro_batches, chunks))
 
 
 def _forward(order: RankOrder) -> Iterator[Pass]:
