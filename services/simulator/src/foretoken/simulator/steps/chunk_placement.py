@@ -82,7 +82,7 @@ class ChunkPlaces:
         return len(self.chunks_of_rank) > 1 and len(self.holders(0)) > 1
 
 
-# A search asks once for all that can run, and once more for what it lists.
+# A search needs it once for all that can run, and once more for what it lists.
 @lru_cache(maxsize=1024)
 def _place(
     schedule: PipelineSchedule, num_ranks: int, num_micro_batches: int, chunks: int
