@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.recurrent import lower_states
+from foretoken.domain.lowering.recurrent import lower_output, lower_states
 from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
@@ -72,8 +72,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     dims = {"num_tokens": tokens * num_values, "hidden": value_dim}
     yield builder.layer("recurrent_norm", "rms_norm", dims, Partition.HEADS)
     yield from lower_gate(builder, values)
-    dims = {"m": tokens, "n": builder.model.hidden, "k": values}
-    yield from project(builder, "attn_out_proj", dims, Partition.ROW, stored)
+    yield from lower_output(builder, values)
 
 
 KIND = KindSpec(

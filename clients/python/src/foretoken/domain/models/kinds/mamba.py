@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.recurrent import lower_states
+from foretoken.domain.lowering.recurrent import lower_output, lower_states
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
 from foretoken.domain.models.kinds.spec.kind import (
@@ -63,8 +63,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     dims = {"m": tokens, "n": width, "k": rank}
     yield builder.projection("recurrent_step_proj", dims, Partition.COLUMN, stored)
     yield from lower_states(builder, mamba={"channels": width, "state_dim": state})
-    dims = {"m": tokens, "n": hidden, "k": width}
-    yield builder.projection("attn_out_proj", dims, Partition.ROW, stored)
+    yield from lower_output(builder, width)
 
 
 KIND = KindSpec(

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.recurrent import lower_states
+from foretoken.domain.lowering.recurrent import lower_output, lower_states
 from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
@@ -66,8 +66,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     yield from lower_gate(builder, width)
     dims = {"num_tokens": tokens, "hidden": width}
     yield builder.layer("recurrent_norm_of_all", "rms_norm", dims, Partition.WIDTH)
-    dims = {"m": tokens, "n": hidden, "k": width}
-    yield from project(builder, "attn_out_proj", dims, Partition.ROW, stored)
+    yield from lower_output(builder, width)
 
 
 KIND = KindSpec(

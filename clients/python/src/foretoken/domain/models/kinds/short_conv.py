@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.recurrent import lower_states
+from foretoken.domain.lowering.recurrent import lower_output, lower_states
 from foretoken.domain.lowering.training_layer import lower_gate, project
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import local_heads
@@ -45,8 +45,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     convolved = {"channels": width, "kernel_size": part["conv_kernel"]}
     yield from lower_states(builder, causal_conv=convolved)
     yield from lower_gate(builder, width)
-    dims = {"m": tokens, "n": hidden, "k": width}
-    yield from project(builder, "attn_out_proj", dims, Partition.ROW, stored)
+    yield from lower_output(builder, width)
 
 
 KIND = KindSpec(
