@@ -1,4 +1,4 @@
-"""Rehearsals: a question of a form is answered before it is asked, once, and never in the way."""
+"""Warm-ups: a question of a form is answered before it is asked, once, and never in the way."""
 
 import threading
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from foretoken.app.web.calls import OfferedServices
-from foretoken.app.web.rehearsals import Rehearsals
 from foretoken.app.web.views.ask import SERVING_QUESTION, TRAINING_QUESTION
+from foretoken.app.web.warm_ups import WarmUps
 from foretoken.domain.errors import InvalidRequestError
 
 _PATIENCE_S = 10
@@ -22,16 +22,16 @@ def _of_device(name: str) -> Any:
 
 
 class _Simulator:
-    """Rehearses when it is let go; keeps what it rehearsed."""
+    """Warms up when it is let go; keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.rehearsed: list[Any] = []
+        self.warmed_up: list[Any] = []
         self.begun, self.may_end = threading.Semaphore(0), threading.Event()
 
-    def rehearse(self, request: Any) -> None:
+    def warm_up(self, request: Any) -> None:
         self.begun.release()
         assert self.may_end.wait(_PATIENCE_S)
-        self.rehearsed.append(request)
+        self.warmed_up.append(request)
         raise InvalidRequestError("the question says it, too")
 
 
@@ -46,8 +46,8 @@ def simulator() -> _Simulator:
 
 
 @pytest.fixture
-def rehearsals(simulator: _Simulator) -> Iterator[Rehearsals]:
-    found = Rehearsals()
+def warm_ups(simulator: _Simulator) -> Iterator[WarmUps]:
+    found = WarmUps()
     yield found
     simulator.may_end.set()
     found.close()
@@ -57,52 +57,52 @@ def _offer(simulator: object) -> OfferedServices:
     return OfferedServices(("simulator",), _Ports(simulator))
 
 
-def test_a_question_is_rehearsed_once_whatever_its_numbers(
-    simulator: _Simulator, rehearsals: Rehearsals
+def test_a_question_is_warmed_up_once_whatever_its_numbers(
+    simulator: _Simulator, warm_ups: WarmUps
 ) -> None:
     offered = _offer(simulator)
     simulator.may_end.set()
     for request in (_SERVING, _TRAINING):
-        rehearsals.begin(offered, request)
+        warm_ups.begin(offered, request)
         assert simulator.begun.acquire(timeout=_PATIENCE_S)
-        rehearsals.begin(offered, replace(request, num_finalists=1))
-    rehearsals.close()
-    assert [_SERVING, _TRAINING] == simulator.rehearsed
+        warm_ups.begin(offered, replace(request, num_finalists=1))
+    warm_ups.close()
+    assert [_SERVING, _TRAINING] == simulator.warmed_up
 
 
-def test_what_the_form_said_in_between_is_not_rehearsed(
-    simulator: _Simulator, rehearsals: Rehearsals
+def test_what_the_form_said_in_between_is_not_warmed_up(
+    simulator: _Simulator, warm_ups: WarmUps
 ) -> None:
     offered = _offer(simulator)
-    rehearsals.begin(offered, _SERVING)
+    warm_ups.begin(offered, _SERVING)
     assert simulator.begun.acquire(timeout=_PATIENCE_S)
     between, last = _of_device("h200_sxm"), _of_device("b200_sxm")
-    rehearsals.begin(offered, between)
-    rehearsals.begin(offered, last)
+    warm_ups.begin(offered, between)
+    warm_ups.begin(offered, last)
     simulator.may_end.set()
-    rehearsals.close()
-    assert between not in simulator.rehearsed
+    warm_ups.close()
+    assert between not in simulator.warmed_up
 
 
 def test_who_asks_waits_for_what_runs_and_not_for_what_is_queued(
-    simulator: _Simulator, rehearsals: Rehearsals
+    simulator: _Simulator, warm_ups: WarmUps
 ) -> None:
     offered, queued = _offer(simulator), _of_device("h200_sxm")
-    rehearsals.begin(offered, _SERVING)
+    warm_ups.begin(offered, _SERVING)
     assert simulator.begun.acquire(timeout=_PATIENCE_S)
-    rehearsals.begin(offered, queued)
+    warm_ups.begin(offered, queued)
     # Returns though nothing was let go.
-    rehearsals.settle(queued, 2 * _PATIENCE_S)
-    asking = threading.Thread(target=lambda: rehearsals.settle(_SERVING, _PATIENCE_S))
+    warm_ups.settle(queued, 2 * _PATIENCE_S)
+    asking = threading.Thread(target=lambda: warm_ups.settle(_SERVING, _PATIENCE_S))
     asking.start()
     simulator.may_end.set()
     asking.join()
-    rehearsals.close()
-    assert [_SERVING] == simulator.rehearsed
+    warm_ups.close()
+    assert [_SERVING] == simulator.warmed_up
 
 
-def test_a_simulator_elsewhere_and_none_at_all_are_left_alone(rehearsals: Rehearsals) -> None:
+def test_a_simulator_elsewhere_and_none_at_all_are_left_alone(warm_ups: WarmUps) -> None:
     for offered in (_offer(object()), OfferedServices((), _Ports(None))):
-        rehearsals.begin(offered, _SERVING)
-        rehearsals.settle(_SERVING, _PATIENCE_S)
-        rehearsals.begin(offered, _TRAINING)
+        warm_ups.begin(offered, _SERVING)
+        warm_ups.settle(_SERVING, _PATIENCE_S)
+        warm_ups.begin(offered, _TRAINING)

@@ -79,18 +79,18 @@ def test_a_serving_search_is_a_job_with_its_candidates(service: SimulatorService
         service.read_serving_search_table(report.job_id, "requests")
 
 
-def test_what_was_rehearsed_asks_the_predictor_less_and_is_no_job(tmp_path: Path) -> None:
+def test_what_was_warmed_up_asks_the_predictor_less_and_is_no_job(tmp_path: Path) -> None:
     calls: list[int] = []
-    for rehearses in (False, True):
+    for is_warm in (False, True):
         version = ModelVersion(
             version="roofline", created_at="", snapshot_hash="", num_rows=1, is_active=True
         )
         predictor = RooflinePredictor((version,))
-        config = SimulatorConfig(state_folder=str(tmp_path / str(rehearses)), num_search_workers=1)
+        config = SimulatorConfig(state_folder=str(tmp_path / str(is_warm)), num_search_workers=1)
         service = SimulatorService(config, predictor)
         service.open()
-        if rehearses:
-            service.rehearse(_REQUEST)
+        if is_warm:
+            service.warm_up(_REQUEST)
         assert () == tuple(service.list_jobs())
         before = len(predictor.queries)
         _search(service, replace(_REQUEST, num_finalists=0))
@@ -99,9 +99,9 @@ def test_what_was_rehearsed_asks_the_predictor_less_and_is_no_job(tmp_path: Path
     assert calls[1] < calls[0]
 
 
-def test_a_question_that_is_refused_is_refused_in_rehearsal(service: SimulatorService) -> None:
+def test_a_question_that_is_refused_is_refused_in_a_warm_up(service: SimulatorService) -> None:
     with pytest.raises(UnknownDeviceError):
-        service.rehearse(replace(_REQUEST, space=ServingSpace(max_devices=2, devices=("none",))))
+        service.warm_up(replace(_REQUEST, space=ServingSpace(max_devices=2, devices=("none",))))
 
 
 def test_finalists_can_be_watched_from_any_place_and_afterwards(service: SimulatorService) -> None:

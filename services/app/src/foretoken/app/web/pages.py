@@ -15,7 +15,6 @@ from foretoken.app.web.callers import COOKIE, Callers, peer_of
 from foretoken.app.web.calls import Caller, Calls
 from foretoken.app.web.imports import Imports
 from foretoken.app.web.problem import HttpRefusal, describe_problem
-from foretoken.app.web.rehearsals import Rehearsals
 from foretoken.app.web.views import (
     answer,
     ask,
@@ -31,6 +30,7 @@ from foretoken.app.web.views import (
     validated,
 )
 from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit
+from foretoken.app.web.warm_ups import WarmUps
 from foretoken.domain.errors import UnauthenticatedError
 from foretoken.domain.metrics.number_text import format_number
 
@@ -143,7 +143,7 @@ class Pages:
         self._callers = callers
         self._static = StaticFiles()
         self._imports = Imports()
-        self._rehearsals = Rehearsals()
+        self._warm_ups = WarmUps()
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader(__package__ or "", "templates"),
             autoescape=True,
@@ -172,7 +172,7 @@ class Pages:
 
     def close(self) -> None:
         """Wait for what pages began in this process."""
-        self._rehearsals.close()
+        self._warm_ups.close()
 
     def _handle(self, route: str, view: View) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -225,7 +225,7 @@ class Pages:
             access=self._callers.access,
             offered=self._calls.offered,
             imports=self._imports,
-            rehearsals=self._rehearsals,
+            warm_ups=self._warm_ups,
         )
 
     def _render(

@@ -9,7 +9,7 @@ from typing import Any
 from foretoken.app.access import Access
 from foretoken.app.web.calls import Caller, OfferedServices, rpcs_of
 from foretoken.app.web.imports import Imports
-from foretoken.app.web.rehearsals import Rehearsals
+from foretoken.app.web.warm_ups import WarmUps
 from foretoken.domain.ports import CatalogAdminPort, PredictorPort, SimulatorPort
 from foretoken.wire.rights import Right
 
@@ -58,7 +58,7 @@ class Visit:
     access: Access
     offered: OfferedServices
     imports: Imports
-    rehearsals: Rehearsals
+    warm_ups: WarmUps
 
     @cached_property
     def catalog(self) -> CatalogAdminPort:

@@ -20,18 +20,18 @@ _KEPT: Final = 256
 
 
 @runtime_checkable
-class Rehearses(Protocol):
+class WarmsUp(Protocol):
     """A simulator of this process; one behind an address has its own ways to be warm."""
 
-    def rehearse(self, request: Request) -> None:
+    def warm_up(self, request: Request) -> None:
         """Answer a question for nobody."""
 
 
-class Rehearsals:
-    """Rehearses questions one after the other, once for each model on each device."""
+class WarmUps:
+    """Warms questions up one after the other, once for each model on each device."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rehearsal")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="warm-up")
         self._begun: dict[Hashable, Future[None]] = {}
         self._lock = threading.Lock()
 
@@ -50,10 +50,10 @@ class Rehearsals:
             self._begun = {name: one for name, one in self._begun.items() if not one.cancelled()}
             if len(self._begun) == _KEPT:
                 del self._begun[next(iter(self._begun))]
-            self._begun[key] = self._thread.submit(_rehearse, offered, request)
+            self._begun[key] = self._thread.submit(_warm_up, offered, request)
 
     def settle(self, request: Request, timeout_s: float) -> None:
-        """Wait for the rehearsal of a question, if one runs: two at once take twice as long."""
+        """Wait for the warm-up of a question, if one runs: two at once take twice as long."""
         with self._lock:
             begun = self._begun.get(_key(request))
         if begun is not None and not begun.cancel():
@@ -64,11 +64,11 @@ class Rehearsals:
         self._thread.shutdown(cancel_futures=True)
 
 
-def _rehearse(offered: OfferedServices, request: Request) -> None:
+def _warm_up(offered: OfferedServices, request: Request) -> None:
     # Opening it takes its time, too.
     simulator = offered.port("simulator")
-    if isinstance(simulator, Rehearses):
-        simulator.rehearse(request)
+    if isinstance(simulator, WarmsUp):
+        simulator.warm_up(request)
 
 
 def _key(request: Request) -> Hashable:

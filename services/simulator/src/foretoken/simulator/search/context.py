@@ -125,7 +125,7 @@ class JobContext:
 
 
 class InlineContext:
-    """`SearchContext` that works in this thread and keeps nothing: for tests and rehearsals.
+    """`SearchContext` that works in this thread and keeps nothing: for tests and warm-ups.
 
     `finalists` are those published, `progress` the ratios and messages.
     """

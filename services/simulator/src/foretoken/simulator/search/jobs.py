@@ -206,7 +206,7 @@ class RunsSearches(RunsJobs):
         """
         return self._create(TRAINING_KIND, self._check_training(request))
 
-    def rehearse(self, request: ServingSearchRequest | TrainingSearchRequest) -> None:
+    def warm_up(self, request: ServingSearchRequest | TrainingSearchRequest) -> None:
         """Answer a question in closed form for nobody, so that the next finds all in memory.
 
         Raises:

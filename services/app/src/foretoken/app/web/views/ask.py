@@ -54,14 +54,14 @@ class Question(Generic[Request]):
         """Show the form; an address may fill it in."""
         given = visit.asked or self.example
         with suppress(ForetokenError):
-            self._rehearse(visit, self.read(given, {}))
+            self._warm_up(visit, self.read(given, {}))
         return self._show(given, {}, is_whole=bool(visit.asked))
 
     def ask(self, visit: Visit) -> Shown | Redirect:
         """Start the closed form, and the simulation of its finalists; go to the answer."""
         try:
             request = self.read(visit.posted, visit.uploads)
-            visit.rehearsals.settle(request, PATIENCE_S)
+            visit.warm_ups.settle(request, PATIENCE_S)
             quick = self.start(visit.simulator, replace(request, num_finalists=0))
             target = f"{self.answers}/{quick.job_id}"
             # The closed form has the machine for itself first.
@@ -80,14 +80,14 @@ class Question(Generic[Request]):
     def check(self, visit: Visit) -> Sent:
         """Send what is wrong with a form as it stands, by its fields; no job is started."""
         try:
-            self._rehearse(visit, self.read(visit.posted, visit.uploads))
+            self._warm_up(visit, self.read(visit.posted, visit.uploads))
         except ForetokenError as err:
             return send_json(find_problems(err, self.form))
         return send_json({})
 
-    def _rehearse(self, visit: Visit, request: Request) -> None:
+    def _warm_up(self, visit: Visit, request: Request) -> None:
         if visit.may("plan"):
-            visit.rehearsals.begin(visit.offered, request)
+            visit.warm_ups.begin(visit.offered, request)
 
     def _show(
         self,
