@@ -126,7 +126,7 @@ def _end(runner: JobRunner, job_id: str) -> Job:
 
 def test_a_job_is_known_watched_and_read_in_every_process(open_runner: OpenRunner) -> None:
     work = _Count("one", 2)
-    one, two = open_runner(work), open_runner(_Count("two"))
+    one, two = open_runner(work), open_runner(_Count("two"), num_workers=0)
     job = _create(one, work)
     assert work.has_stopped.wait(_TIMEOUT_S)
     assert job.job_id == two.get(job.job_id).job_id
@@ -146,9 +146,10 @@ def test_a_job_is_known_watched_and_read_in_every_process(open_runner: OpenRunne
 def test_a_process_that_ends_leaves_its_job_to_another(open_runner: OpenRunner) -> None:
     """At once, with what it kept; whoever watched is sent elsewhere."""
     work, heir = _Count("one", 2), _Count("two")
-    one, two = open_runner(work), open_runner(heir)
+    one = open_runner(work)
     job = _create(one, work)
     assert work.has_stopped.wait(_TIMEOUT_S)
+    two = open_runner(heir)
     threading.Timer(0.05, work.may_go_on.set).start()
     one.close()
     assert JobState.SUCCEEDED is _end(two, job.job_id).state
@@ -204,9 +205,10 @@ def test_the_end_of_a_job_waits_for_the_catalog(
 
 def test_jobs_go_to_whoever_has_a_thread_free(open_runner: OpenRunner) -> None:
     busy = _Count("one", 0)
-    one, two = open_runner(busy, num_workers=1), open_runner(_Count("two"), num_workers=1)
+    one = open_runner(busy, num_workers=1)
     first = _create(one, busy)
     assert busy.has_stopped.wait(_TIMEOUT_S)
+    two = open_runner(_Count("two"), num_workers=1)
     second = one.create("count", _Count("never")({"size": 1}), _Question(size=1))
     assert JobState.SUCCEEDED is _end(one, second.job_id).state
     assert _Answer(value=1, by="two") == one.result(second.job_id, _Answer)

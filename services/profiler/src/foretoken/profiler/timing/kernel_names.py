@@ -87,9 +87,7 @@ def trace_kernels(
         if is_on_device or _is_operator(event.name):
             own_us = event.time_range.elapsed_us() if is_on_device else event.self_cpu_time_total
             times.setdefault(event.name, []).append(float(own_us))
-    return summarize_kernels(
-        {name: _of_quickest(found, num_calls) for name, found in times.items()}
-    )
+    return summarize_kernels(times, num_calls)
 
 
 def _call_on_device(call: Callable[[], object], device: torch.device) -> int:
@@ -126,16 +124,17 @@ def _of_quickest(times_us: list[float], num_calls: int) -> list[float]:
     return [min(times_us[place::num_times]) for place in range(num_times)]
 
 
-def summarize_kernels(times_us: dict[str, list[float]]) -> KernelTrace:
-    """Return the trace of a call in which kernels ran for these µs each time they were launched."""
-    total_us = sum(sum(times) for times in times_us.values())
+def summarize_kernels(times_us: dict[str, list[float]], num_calls: int = 1) -> KernelTrace:
+    """Return the trace of a call whose kernels ran for these µs at each launch, call after call."""
     if not times_us:
         return NOT_TRACED
-    longest = max(times_us, key=lambda name: (sum(times_us[name]), name))
+    quickest = {name: _of_quickest(times, num_calls) for name, times in times_us.items()}
+    total_us = sum(sum(times) for times in quickest.values())
+    longest = max(quickest, key=lambda name: (sum(quickest[name]), name))
     return KernelTrace(
         name=shorten(longest),
         num_kernels=sum(
-            own_us >= _COUNTED_RATIO * total_us for times in times_us.values() for own_us in times
+            own_us >= _COUNTED_RATIO * total_us for times in quickest.values() for own_us in times
         ),
     )
 
