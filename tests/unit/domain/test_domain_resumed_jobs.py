@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paused_work import pause
 
 from foretoken.domain.errors import (
     CancelledJobError,
@@ -22,7 +23,7 @@ from foretoken.domain.errors import (
 from foretoken.domain.job import Job, JobState
 from foretoken.jobs.runner import JobLimits, JobProgress, JobRunner, Resume, Work
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,10 @@ class _Answer:
 
 
 class _Count:
-    """Work that publishes numbers up to the question's size; it stops before one of them."""
+    """Work that publishes numbers up to the question's size; it stops before one of them.
+
+    There it ends if the job is cancelled.
+    """
 
     def __init__(self, stop_before: int | None = None) -> None:
         self.has_stopped = threading.Event()
@@ -50,7 +54,7 @@ class _Count:
             for number in range(request["size"]):
                 if number == self._stop_before:
                     self.has_stopped.set()
-                    assert self.may_go_on.wait(_TIMEOUT_S)
+                    pause(progress, self.may_go_on)
                 progress.publish("numbers", str(number), {"number": number})
                 progress.update((number + 1) / request["size"], f"{number}")
             return _Answer(value=request["size"])
@@ -86,7 +90,6 @@ def _stop_in_the_middle(open_runner: OpenRunner, size: int = 4, stop_before: int
     runner = open_runner(work)
     job = _create(runner, work, size)
     assert work.has_stopped.wait(_TIMEOUT_S)
-    threading.Timer(0.05, work.may_go_on.set).start()
     runner.close()
     return job.job_id
 
@@ -192,7 +195,6 @@ def test_who_watched_is_told_that_the_service_ends(open_runner: OpenRunner) -> N
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    threading.Timer(0.05, work.may_go_on.set).start()
     runner.close()
     watcher.join(_TIMEOUT_S)
     assert ["goes on" in str(err) for err in seen] == [True]
@@ -291,20 +293,21 @@ def test_a_cancelled_job_does_not_go_on(open_runner: OpenRunner, tmp_path: Path)
 
 
 def test_a_file_is_kept_until_the_job_ends(open_runner: OpenRunner) -> None:
-    gate, paths = threading.Event(), []
+    has_begun, gate, paths = threading.Event(), threading.Event(), []
 
     def work(progress: JobProgress) -> _Answer:
         path = progress.kept_path("notes")
         paths.append(path)
         path.write_text("half", "utf-8")
-        assert gate.wait(_TIMEOUT_S)
-        progress.check()
+        has_begun.set()
+        pause(progress, gate)
         return _Answer(value=1)
 
     runner = open_runner(lambda _: work)
     job = runner.create("count", work, _Question(size=1))
-    threading.Timer(0.05, gate.set).start()
+    assert has_begun.wait(_TIMEOUT_S)
     runner.close()
+    gate.set()
     assert ["half"] == [path.read_text("utf-8") for path in paths]
     second = open_runner(lambda _: work)
     assert JobState.SUCCEEDED is list(second.watch(job.job_id))[-1].state
