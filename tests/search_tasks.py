@@ -78,6 +78,14 @@ def spend(cpu_s: float, _shared: None) -> float:
     return cpu_s
 
 
+def log(item: str, path: str) -> None:
+    """Append the item to a file, once the file is there."""
+    while not Path(path).exists():
+        time.sleep(0.01)
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.write(f"{item}\n")
+
+
 def wait_for_file(item: int, path: str) -> int:
     """Return the item once a file is there; that it waits is shown by a file next to it."""
     Path(f"{path}.waits-{item}").touch()

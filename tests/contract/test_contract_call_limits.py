@@ -275,10 +275,10 @@ def test_a_recording_that_measures_long_is_taken_up_again(catalog: _HeldCatalog)
         CatalogClient.connect(options) as client,
     ):
         receipts = list(client.record(make_run(kind=RunKind.PROFILE), measure()))
-    assert [(0, False), (1, False), (2, False)] == [
-        (receipt.batch_index, receipt.was_duplicate) for receipt in receipts
-    ]
-    assert catalog.num_streams == 3
+    assert [0, 1, 2] == [receipt.batch_index for receipt in receipts]
+    assert 3 == len(catalog.batches)
+    # More where the machine is so busy that a batch is on its way for as long.
+    assert catalog.num_streams >= 3
 
 
 def test_a_single_message_that_never_comes_is_not_waited_for(

@@ -20,7 +20,7 @@ class Behaviour:
     """What the server does with one request.
 
     `tokens_per_event` tokens come `delay_s` after each other; the bytes of an event are sent in
-    pieces of `piece_bytes` (0: at once). After `break_after` tokens (0: never) it hangs up; with
+    pieces of `piece_bytes` (0: at once), the first when `waits_for` requests have come. After `break_after` tokens (0: never) it hangs up; with
     `status` it refuses.
     """
 
@@ -34,6 +34,7 @@ class Behaviour:
     num_tokens: int = 0
     bad_event: bool = False
     hangs_s: float = 0.0
+    waits_for: int = 0
 
 
 @dataclass(kw_only=True)
@@ -130,6 +131,8 @@ class StreamingServer:
         self.num_under_way += 1
         self.num_under_way_max = max(self.num_under_way_max, self.num_under_way)
         try:
+            while len(self.bodies) < behaviour.waits_for:
+                await asyncio.sleep(0.01)
             return await _stream(request, behaviour, path, writer)
         finally:
             self.num_under_way -= 1

@@ -129,27 +129,18 @@ def test_what_a_task_prints_stays_apart(executor: LocalExecutor) -> None:
     assert {0: 0, 1: 1} == dict(executor.run(search_tasks.print_much, [0, 1], None))
 
 
-def test_searches_get_equal_turns() -> None:
+def test_searches_get_equal_turns(tmp_path: Path) -> None:
     """The second run's items are done between those of the first, not after them."""
-    executor = LocalExecutor(1)
-    order: list[str] = []
-    first = executor.run(search_tasks.process_id, range(30), None)
-    next(first)
-
-    def consume(name: str, results: Iterator[tuple[int, int]]) -> None:
-        for _ in results:
-            order.append(name)  # noqa: PERF401 - both threads append
-
-    runs = {"second": executor.run(search_tasks.process_id, range(10), None), "first": first}
-    threads = [threading.Thread(target=consume, args=pair) for pair in runs.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    executor, done = LocalExecutor(1), tmp_path / "done"
+    with ThreadPoolExecutor(2) as pool:
+        for number, name in enumerate(("first", "second")):
+            pool.submit(list, executor.run(search_tasks.log, [name] * 5, str(done)))
+            while len(executor._runs) <= number:
+                time.sleep(0.01)
+        done.touch()
     executor.close()
-    assert (29, 10) == (order.count("first"), order.count("second"))
-    last_of_second = max(place for place, name in enumerate(order) if name == "second")
-    assert order[last_of_second:].count("first") > 5
+    # One of the first was under way when the second came.
+    assert ["first", *["first", "second"] * 4, "second"] == done.read_text("utf-8").split()
 
 
 def test_a_closed_run_drops_what_waits(executor: LocalExecutor, tmp_path: Path) -> None:
