@@ -27,12 +27,6 @@ def count_slowly(item: int, folder: str) -> int:
     return item * item + 1
 
 
-def process_id(_item: int, _shared: None) -> int:
-    """Return who does it."""
-    time.sleep(0.02)
-    return os.getpid()
-
-
 def meet(_item: int, folder: str) -> int:
     """Return who does it, once another process does it, too; alone it gives up."""
     (Path(folder) / f"{os.getpid()}").touch()

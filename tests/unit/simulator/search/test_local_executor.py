@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_a_worker_killed_from_outside_is_replaced(executor: LocalExecutor, tmp_p
     victim = executor.worker_pids[0]
     os.kill(victim, signal.SIGKILL)
     gate.touch()
-    consumer.join(30)
+    consumer.join(120)
     assert {item: item for item in range(6)} == found
     assert victim not in executor.worker_pids
 
@@ -133,9 +134,9 @@ def test_searches_get_equal_turns(tmp_path: Path) -> None:
     """The second run's items are done between those of the first, not after them."""
     executor, done = LocalExecutor(1), tmp_path / "done"
     with ThreadPoolExecutor(2) as pool:
-        for number, name in enumerate(("first", "second")):
+        for name, num_waiting in (("first", 4), ("second", 4 + 5)):
             pool.submit(list, executor.run(search_tasks.log, [name] * 5, str(done)))
-            while len(executor._runs) <= number:
+            while num_waiting != sum(len(run.waiting) for run in tuple(executor._runs)):
                 time.sleep(0.01)
         done.touch()
     executor.close()
