@@ -19,9 +19,9 @@ from typing import Any, Self
 class Behaviour:
     """What the server does with one request.
 
-    `tokens_per_event` tokens come `delay_s` after each other; the bytes of an event are sent in
-    pieces of `piece_bytes` (0: at once), the first when `waits_for` requests have come. After `break_after` tokens (0: never) it hangs up; with
-    `status` it refuses.
+    `tokens_per_event` tokens come `delay_s` after each other, the first once `waits_for` requests
+    have come; the bytes of an event are sent in pieces of `piece_bytes` (0: at once). After
+    `break_after` tokens (0: never) it hangs up; with `status` it refuses.
     """
 
     delay_s: float = 0.0
@@ -80,6 +80,7 @@ class StreamingServer:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
+        self._came = asyncio.Condition()
         self._handlers: set[asyncio.Task[None]] = set()
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.tls)
         self._port = server.sockets[0].getsockname()[1]
@@ -131,8 +132,9 @@ class StreamingServer:
         self.num_under_way += 1
         self.num_under_way_max = max(self.num_under_way_max, self.num_under_way)
         try:
-            while len(self.bodies) < behaviour.waits_for:
-                await asyncio.sleep(0.01)
+            async with self._came:
+                self._came.notify_all()
+                await self._came.wait_for(lambda: len(self.bodies) >= behaviour.waits_for)
             return await _stream(request, behaviour, path, writer)
         finally:
             self.num_under_way -= 1
