@@ -62,7 +62,7 @@ def _calls(client: ProfilerClient, pods: list[_Pod], num: int) -> list[int]:
 
 
 def _call_until(
-    client: ProfilerClient, pods: list[_Pod], wanted: list[int], patience_s: float = 10.0
+    client: ProfilerClient, pods: list[_Pod], wanted: list[int], patience_s: float = 60.0
 ) -> list[int]:
     """What four calls hit, once the client noticed; what it last was where it never does."""
     deadline = time.monotonic() + patience_s

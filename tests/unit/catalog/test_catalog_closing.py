@@ -28,8 +28,8 @@ def test_closing_ends_a_query_that_runs(catalog: CatalogService) -> None:
         closing = threading.Thread(target=catalog.close)
         closing.start()
         with pytest.raises(ForetokenError):
-            asked.result(timeout=20)
-        closing.join(timeout=20)
+            asked.result(timeout=60)
+        closing.join(timeout=60)
     assert not closing.is_alive()
     catalog.open()
     assert 1 == len(catalog.list_runs())

@@ -187,11 +187,11 @@ def test_rows_may_be_recorded_while_others_are_judged(catalog: CatalogService) -
 
     def wait(_ratio: float, _message: str) -> None:
         started.set()
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(60)
 
     thread = threading.Thread(target=review, args=(catalog._store, CheckRequest(), _NOW, wait))
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     _record(catalog, "run-2", table(*residual_adds(slip=10_000)))
     may_go_on.set()
     thread.join()

@@ -57,7 +57,7 @@ class RunsCatalog(FakeCatalog):
     is_gone: bool = False
 
     def wait_for_listings(self, number: int) -> None:
-        assert all(self.listed.acquire(timeout=10.0) for _ in range(number))
+        assert all(self.listed.acquire(timeout=60.0) for _ in range(number))
 
     def list_runs(self) -> tuple[RunSummary, ...]:
         self.listed.release()
@@ -394,7 +394,7 @@ def test_a_thread_outlives_what_nobody_expected(caplog: pytest.LogCaptureFixture
 
     thread = RepeatedWork("work", work, 0.001)
     thread.start()
-    assert is_done.wait(10.0)
+    assert is_done.wait(60.0)
     thread.stop()
     assert ["work failed unexpectedly, will be tried again"] == caplog.messages
 

@@ -370,9 +370,9 @@ def test_the_job_that_asks_says_what_is_trained(open_over: Open, tmp_path: Path)
 
     def work(progress: JobProgress) -> PredictorTrainingReport | None:
         progress.update(0.5, "asking")
-        asked.wait(10.0)
+        assert asked.wait(60.0)
         reply_of(service, BETWEEN)
-        seen.wait(10.0)
+        assert seen.wait(60.0)
         return None
 
     job = runner.create("ask", work)

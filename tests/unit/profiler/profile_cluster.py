@@ -123,7 +123,7 @@ def report_of(profiler: ClusterProfiler, job: Job) -> ProfileReport:
     return profiler.get_profile_report(job.job_id)
 
 
-def wait_until(is_so: Callable[[], bool], within_s: float = 10.0) -> None:
+def wait_until(is_so: Callable[[], bool], within_s: float = 60.0) -> None:
     end_s = time.monotonic() + within_s
     while not is_so():
         assert time.monotonic() < end_s

@@ -54,14 +54,14 @@ class _Source:
             for index in range(_NUM_BATCHES):
                 if index == 1:
                     self.is_at_second.set()
-                    assert self.may_go_on.wait(10)
+                    assert self.may_go_on.wait(60)
                 yield index
 
         yield ImportPlan(run=_RUN, batches=batches(), num_rows=_NUM_BATCHES, remarks=ImportNotes())
 
 
 def _wait(imports: Imports, job_id: str) -> RunningImport:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (found := imports.get(job_id)).is_final and time.monotonic() < deadline:
         time.sleep(0.01)
     return found
@@ -71,7 +71,7 @@ def test_a_cancelled_import_stops_and_a_resumed_one_stores_the_rest() -> None:
     imports, catalog, source = Imports(), _Catalog(), _Source()
     port = cast("CatalogAdminPort", catalog)
     begun = imports.start("some rows", port, source.open)
-    assert source.is_at_second.wait(10)
+    assert source.is_at_second.wait(60)
     imports.cancel(begun.job_id)
     assert "stops when" in imports.get(begun.job_id).message
     with pytest.raises(InvalidRequestError, match="is running"):
@@ -103,7 +103,7 @@ def test_an_import_that_is_cancelled_while_it_downloads_stops_at_once() -> None:
         yield
 
     begun = imports.start("a wheel", cast("CatalogAdminPort", _Catalog()), download)
-    assert is_downloading.wait(10)
+    assert is_downloading.wait(60)
     assert (0.5, "downloading: 1 of 2 MB") == (
         imports.get(begun.job_id).progress_ratio,
         imports.get(begun.job_id).message,

@@ -12,7 +12,7 @@ from foretoken.app.web.views.ask import SERVING_QUESTION, TRAINING_QUESTION
 from foretoken.app.web.warm_ups import WarmUps
 from foretoken.domain.errors import InvalidRequestError
 
-_PATIENCE_S = 10
+_PATIENCE_S = 60
 _SERVING = SERVING_QUESTION.read(SERVING_QUESTION.example, {})
 _TRAINING = TRAINING_QUESTION.read(TRAINING_QUESTION.example, {})
 
