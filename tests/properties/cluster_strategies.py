@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
-from serving_strategies import make_tables, plans, profiles
+from serving_strategies import BYTES_PER_TOKEN, make_tables, plans, profiles, tiers
 
 from foretoken.domain.requests.cluster import (
     AutoscalingSpec,
@@ -125,6 +125,8 @@ def _pools(draw: st.DrawFn, plan: RequestPlan, role: PoolRole, name: str) -> Poo
             is_lock_step=size > 1,
             router="least_loaded",
             max_context=draw(st.sampled_from((80, 10**6))),
+            kv_bytes_per_token=BYTES_PER_TOKEN,
+            kv_tiers=() if role is PoolRole.DECODE else draw(tiers(profile)),
         ),
         num_replicas=num_replicas,
         engines_per_replica=size,

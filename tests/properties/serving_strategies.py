@@ -17,7 +17,7 @@ from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.serving.speculation import Speculation
 from foretoken.simulator.workload.request_plan import RequestPlan
 
-_BYTES_PER_TOKEN = 100
+BYTES_PER_TOKEN = 100
 SCHEDULERS = sorted(scan_modules("foretoken.simulator.engine.schedulers", "select"))
 
 
@@ -140,17 +140,23 @@ def rich_cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
         receive_interval=draw(st.sampled_from((1, 1, 5))),
         preemption=draw(st.sampled_from(("recompute", "swap"))),
     )
-    tiers = draw(st.just([]) | st.lists(_tiers(profile.block_size), min_size=1, max_size=3))
-    is_shared = profile.preemption == "recompute" and draw(st.booleans())
     has_draft = len(case.tables.tokens_us) == 1
     setup = replace(
         case.setup,
         profile=profile,
-        kv_bytes_per_token=_BYTES_PER_TOKEN,
-        kv_tiers=tuple(replace(tier, is_shared=is_shared) for tier in tiers),
+        kv_bytes_per_token=BYTES_PER_TOKEN,
+        kv_tiers=draw(tiers(profile)),
         speculation=draw(st.none() | speculations(has_draft=has_draft)),
     )
     return replace(case, setup=setup)
+
+
+@st.composite
+def tiers(draw: st.DrawFn, profile: EngineProfile) -> tuple[KvTier, ...]:
+    """Draw up to three tiers below an engine, or stores that all share."""
+    drawn = draw(st.just([]) | st.lists(_tiers(profile.block_size), min_size=1, max_size=3))
+    is_shared = profile.preemption == "recompute" and draw(st.booleans())
+    return tuple(replace(tier, is_shared=is_shared) for tier in drawn)
 
 
 @st.composite
@@ -173,7 +179,7 @@ def _tiers(block_size: int) -> st.SearchStrategy[KvTier]:
         KvTier,
         name=st.just("tier"),
         capacity_bytes=st.sampled_from((0, 1, 3, 8, 40, 10**6)).map(
-            lambda count: count * _BYTES_PER_TOKEN * block_size + 1
+            lambda count: count * BYTES_PER_TOKEN * block_size + 1
         ),
         read_bytes_per_s=rates,
         write_bytes_per_s=rates,

@@ -1,6 +1,6 @@
 """The engine profiles: each says its rules and their source, and every version has one."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -132,6 +132,25 @@ _TIER = KvTier(name="cpu", capacity_bytes=2**30, read_bytes_per_s=25e9, write_by
 def test_tiers_and_rules_must_go_together(engine: EngineSpec, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):
         engine.resolve()
+
+
+def test_tiers_are_read_from_a_text() -> None:
+    engine = EngineSpec(kv_tiers=(_TIER,))
+    assert engine == engine.with_tiers("")
+    assert () == engine.with_tiers("none").kv_tiers
+    host, disk = engine.with_tiers("cpu:64e9:25e9+disk:1e12:5e9").kv_tiers
+    assert ("cpu", 64 * 10**9, 25e9, 25e9, False) == astuple(host)
+    assert ("disk", 10**12, 5e9, 5e9, False) == astuple(disk)
+    (store,) = engine.with_tiers("store:2e12:25e9:shared").kv_tiers
+    assert store.is_shared
+
+
+@pytest.mark.parametrize(
+    "text", ["cpu", "cpu:64e9", "cpu:much:25e9", "cpu:nan:1", "a:1:1:2", "a:0:1"]
+)
+def test_a_text_that_says_no_tier_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"kv_tiers|capacity_bytes"):
+        EngineSpec().with_tiers(text)
 
 
 def test_a_tier_serves_a_cache_or_swapping() -> None:

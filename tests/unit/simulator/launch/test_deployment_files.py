@@ -304,10 +304,50 @@ def test_prefill_replicas_send_blocks_and_keep_them_in_the_store(tmp_path: Path)
 
 def test_a_release_without_a_store_is_refused(tmp_path: Path) -> None:
     pool = ReplicaPool(name="chat", num_replicas=2)
-    with pytest.raises(InvalidRequestError, match=r"Mooncake's store from 0\.21 on"):
+    with pytest.raises(InvalidRequestError, match=r"vllm-0\.19: has no store; it has host"):
         write_deployment(_sharing("vllm-0.19", pool), tmp_path)
-    with pytest.raises(InvalidRequestError, match="of vLLM"):
-        write_deployment(_sharing("sglang-0.5", pool), tmp_path)
+
+
+def test_sglang_shares_the_same_store_through_its_hierarchical_cache(tmp_path: Path) -> None:
+    """100 GB of each of eight devices, two of which are one server's."""
+    pool = ReplicaPool(name="chat", num_replicas=4, layout=ParallelLayout(tp=2))
+    write_deployment(_sharing("sglang-0.5", pool), tmp_path)
+    commands = _commands(tmp_path)
+    assert {"chat", "router", "kv-store"} == set(commands)
+    assert "--enable-hierarchical-cache" in commands["chat"]
+    assert "mooncake" == _option(commands["chat"], "hicache-storage-backend")
+    chat = next(
+        each
+        for each in _manifests(tmp_path / "deployment.yaml")
+        if each["metadata"]["name"] == "chat"
+    )
+    (container,) = chat["spec"]["template"]["spec"]["containers"]
+    variables = {each["name"]: each.get("value") for each in container["env"]}
+    assert ("kv-store:50051", "200000000000") == (
+        variables["MOONCAKE_MASTER"],
+        variables["MOONCAKE_GLOBAL_SEGMENT_SIZE"],
+    )
+
+
+_HOST = KvTier(name="cpu", capacity_bytes=64 * 2**30, read_bytes_per_s=25e9, write_bytes_per_s=25e9)
+
+
+@pytest.mark.parametrize(
+    ("profile", "option", "size"),
+    [("vllm-0.25", "kv-offloading-size", "128"), ("sglang-0.5", "hicache-size", "68")],
+)
+def test_servers_keep_blocks_on_their_hosts(
+    profile: str, option: str, size: str, tmp_path: Path
+) -> None:
+    """64 GiB of each of two devices: vLLM counts both in GiB, SGLang each in GB."""
+    pool = ReplicaPool(name="chat", num_replicas=2, layout=ParallelLayout(tp=2))
+    engine = EngineSpec(profile=profile, kv_tiers=(_HOST,))
+    scenario = dataclasses.replace(_PLAIN, engine=engine, cluster=ClusterSpec(pools=(pool,)))
+    write_deployment(scenario, tmp_path)
+    commands = _commands(tmp_path)
+    assert {"chat", "router"} == set(commands)
+    assert size == _option(commands["chat"], option)
+    assert "69 GB of KV blocks" in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_pools_of_different_devices_ask_for_theirs(tmp_path: Path) -> None:
@@ -381,9 +421,9 @@ def test_what_cannot_be_started_is_refused_with_what_to_do(tmp_path: Path) -> No
     wide = dataclasses.replace(_PLAIN, layout=ParallelLayout(tp=16))
     with pytest.raises(InvalidRequestError, match="replicas that fit a node"):
         write_deployment(wide, tmp_path)
-    tier = KvTier(name="cpu", capacity_bytes=10**11, read_bytes_per_s=25e9, write_bytes_per_s=25e9)
-    tiered = dataclasses.replace(_PLAIN.engine, kv_tiers=(tier,))
-    with pytest.raises(InvalidRequestError, match="one store that replicas share, of vLLM"):
+    tiers = (_HOST, dataclasses.replace(_HOST, name="disk"))
+    tiered = dataclasses.replace(_PLAIN.engine, kv_tiers=tiers)
+    with pytest.raises(InvalidRequestError, match="has no several; it has host"):
         write_deployment(dataclasses.replace(_PLAIN, engine=tiered), tmp_path)
     with pytest.raises(UnknownPluginError, match="vllm"):
         write_deployment(_PLAIN, tmp_path, LaunchOptions(engine="vlm"))

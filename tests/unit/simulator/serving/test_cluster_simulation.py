@@ -306,6 +306,8 @@ def test_a_shared_store_outlives_the_replica_that_wrote_to_it() -> None:
                     ReplicaPool(
                         name="a",
                         engine=EngineSpec(
+                            profile="vllm-v0",
+                            rules={"preemption": "swap"},
                             kv_tiers=(
                                 KvTier(
                                     name="cpu",
@@ -313,7 +315,7 @@ def test_a_shared_store_outlives_the_replica_that_wrote_to_it() -> None:
                                     read_bytes_per_s=1e9,
                                     write_bytes_per_s=1e9,
                                 ),
-                            )
+                            ),
                         ),
                     ),
                 )

@@ -1,5 +1,6 @@
 """Searches for deployments whose replicas share a store of KV blocks."""
 
+from dataclasses import replace
 from typing import cast
 
 from serving_fakes import RooflinePredictor, build_scenario
@@ -8,8 +9,12 @@ from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.ports import PredictorPort
-from foretoken.domain.requests.search import ServingSearchRequest, ServingSpace
-from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
+from foretoken.domain.requests.search import (
+    ServingSearchReport,
+    ServingSearchRequest,
+    ServingSpace,
+)
+from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.serving.search import ServingSearch, candidate_scenario
 
@@ -53,3 +58,37 @@ def test_finalists_are_simulated_with_the_store_where_prompts_are_computed() -> 
         assert all(
             pool.role != "decode" or not pool.engine.kv_tiers for pool in pools if pool.engine
         )
+
+
+def _compare(profile: str, *kv_tiers: str) -> ServingSearchReport:
+    """Return what is found of conversations on four replicas that take turns."""
+    request = _request("aggregated")
+    sessions = SessionSpec(turns=LengthSpec(mean=4), shared_prefix_tokens=1000)
+    scenario = replace(
+        request.scenario,
+        engine=EngineSpec(profile=profile),
+        workload=replace(request.scenario.workload, sessions=sessions, rate_rps=2.0),
+    )
+    space = replace(request.space, max_num_batched_tokens=(2048,), kv_tiers=kv_tiers)
+    request = replace(request, scenario=scenario, space=space, num_finalists=len(kv_tiers))
+    search = ServingSearch(cast("PredictorPort", RooflinePredictor()))
+    return search.run(request, InlineContext())
+
+
+def test_simulation_ranks_the_tiers_that_the_closed_form_finds_equal() -> None:
+    """Replicas read each other's turns in a store; hosts get nothing, for nothing is evicted."""
+    host, store = "cpu:64e9:25e9", "store:1e12:25e9:shared"
+    report = _compare("vllm-0.25", "none", host, store)
+    assert {"none", host, store} == set(report.candidates.kv_tiers)
+    assert [f"4 x tp1 b4 {text}" for text in (store, "none", host)] == [
+        finalist.name for finalist in report.finalists
+    ]
+    assert report.finalists[0].name == report.best
+    shared, plain, own = (finalist.report.steady.ttft_ms.mean for finalist in report.finalists)
+    assert shared < plain == own
+
+
+def test_tiers_that_a_release_does_not_have_are_not_proposed() -> None:
+    columns = _compare("vllm-0.19", "none", "store:1e12:25e9:shared").candidates
+    verdicts = dict(zip(columns.kv_tiers, columns.verdict, strict=True))
+    assert {"none": "ok", "store:1e12:25e9:shared": "engine"} == verdicts

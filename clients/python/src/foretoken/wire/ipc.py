@@ -175,7 +175,7 @@ def table_to_record(table: pa.Table, cls: type[R], *, may_lack: bool = False) ->
 # listed, truths begin with `is_` or are listed, all others are real.
 _TEXTS = frozenset(
     ("slo_class", "outcome", "name", "device", "mode", "profile", "quantization", "router")
-) | {"verdict", "reason", "speculation", "rules"}
+) | {"verdict", "reason", "speculation", "rules", "kv_tiers"}
 _TEXTS |= {"overlap", "recompute", "weight_parallel", "pipeline_schedule"}
 _TEXTS |= {"placement", "stage_layers"}
 _TEXTS |= {"axis"}

@@ -10,7 +10,7 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.capability import Conflict, Has, find_unknown
-from foretoken.domain.frameworks.kv_tier import KvTier
+from foretoken.domain.frameworks.kv_tier import KvTier, read_tiers
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.plugins import load_yaml_folder, parse_yaml_value
 from foretoken.domain.requests.option import option
@@ -32,6 +32,7 @@ ENGINE_ASPECTS: Mapping[str, str] = {
     "two_batch_overlap": "engine.rules.two_batch_tokens",
     "experts": "engine.rules.ffn_devices",
     "dcp": "engine.rules.decode_context_parallel",
+    "kv_tiers": "engine.kv_tiers",
 }
 
 # How engines in lock step hand tokens to the ranks of their experts; see `parallelism/ep.py`.
@@ -51,7 +52,8 @@ class EngineCapabilities:
     where the KV cache has the scenario's format, `speculation` is `none` or its method, and `lora`
     whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
     `expert_exchange`, `expert_balancing`, `two_batch_overlap`, `experts` and `dcp` rules of the
-    engine.
+    engine. `kv_tiers` below the device are `none`, one on the `host`, a `store` of all replicas, or
+    `several`.
 
     `conflicts` are values there are, but not together. `source` says where this was looked up.
     """
@@ -399,6 +401,15 @@ class EngineSpec:
             raise InvalidRequestError.of_field("rules", f"{unsaid[0]!r}: write rule=value")
         named = {name.strip(): value.strip() for name, _, value in pairs}
         return replace(self, rules={**self.rules, **named})
+
+    def with_tiers(self, text: str) -> "EngineSpec":
+        """Return the engine above the tiers of a text, as `read_tiers` reads it; nothing: its own.
+
+        Raises:
+            InvalidRequestError: the text says no tiers.
+
+        """
+        return replace(self, kv_tiers=read_tiers(text)) if text else self
 
     def _check_tiers(self, resolved: EngineProfile) -> None:
         """Refuse tiers that would hold nothing, swapping to nowhere, and tiers in part shared."""

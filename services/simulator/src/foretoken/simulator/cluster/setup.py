@@ -266,8 +266,9 @@ def _check_pool(
             "must be 1 unless engines share experts (ep or attention_dp): see num_replicas",
         ),
         "engine.kv_tiers": (
-            all(tier.is_shared and pool.role != "decode" for tier in part.engine.kv_tiers),
-            "must be shared, and none where answers are decoded; others: only without a cluster",
+            not part.engine.kv_tiers
+            or (pool.role != "decode" and part.resolve_engine().preemption != "swap"),
+            "must be none where answers are decoded, nor under engines that swap",
         ),
         "num_replicas": (
             fits,

@@ -114,11 +114,6 @@ def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> Non
         if profile.ffn_devices:
             why = "no files are written for attention and experts apart: set it 0"
             raise InvalidRequestError.of_field("engine.rules.ffn_devices", why)
-        tiers = pool.scenario.engine.kv_tiers
-        if tiers and not (engine.shares_kv and tiers[0].is_shared):
-            others = [server.label for server in all_servers().values() if server.shares_kv]
-            why = f"files are written for one store that replicas share, of {' and '.join(others)}"
-            raise InvalidRequestError.of_field("engine.kv_tiers", why)
         bound = EngineBound(name=engine.name, can=engine.can)
         if profile.engine == engine.name:
             bound = EngineBound(name=profile.name, can=profile.can)
@@ -146,7 +141,7 @@ def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[Launc
     num_sharing = sum(
         pool.num_replicas * part.layout.num_devices
         for pool, part in zip(named, parts, strict=True)
-        if part.engine.kv_tiers
+        if _is_sharing(part)
     )
     return [
         LaunchPool(
@@ -156,10 +151,15 @@ def _find_pools(scenario: ServingScenario, options: LaunchOptions) -> list[Launc
             max_tokens=min(rounded, scenario.model.max_position),
             # What decodes is sent no images.
             encoder_urls=urls if pool.role in ("aggregated", "prefill") else (),
-            num_sharing=num_sharing if part.engine.kv_tiers else 0,
+            num_sharing=num_sharing if _is_sharing(part) else 0,
         )
         for pool, part in zip(named, parts, strict=True)
     ]
+
+
+def _is_sharing(part: ServingScenario) -> bool:
+    """Whether the replicas of a pool share a store of KV blocks."""
+    return any(tier.is_shared for tier in part.engine.kv_tiers)
 
 
 def _urls_of(pool: ReplicaPool) -> list[str]:

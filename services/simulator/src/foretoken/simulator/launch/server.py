@@ -24,6 +24,8 @@ STARTUP_S = 3600
 POD_ADDRESS = "POD_ADDRESS"
 # What the master of a store of KV blocks is called, and where it listens.
 STORE_NAME, STORE_PORT = "kv-store", 50051
+# What installs Mooncake, whose store that is, in an image without it.
+STORE_INSTALL = "pip install --quiet --user mooncake-transfer-engine"
 # The words of options for number formats.
 DTYPE_WORDS = {DType.BF16: "bfloat16", DType.FP16: "float16", DType.FP32: "float32"}
 # Formats that servers make of a 16-bit checkpoint while they load it.
@@ -89,7 +91,8 @@ class ServedOptions:
     Without speculation `drafts` is empty, of adapters without any `max_loras` is 0. `role` is that
     of the replica's pool. A format of weights is only named where the server makes it of a 16-bit
     checkpoint while it loads that. What is None is left to the engine. To a store of KV blocks that
-    replicas share each device gives `store_bytes` of its host's memory.
+    replicas share each device gives `store_bytes` of its host's memory; of a replica's own it has
+    `host_bytes` there.
     """
 
     model_id: str
@@ -127,12 +130,14 @@ class ServedOptions:
     draft_model: str = ""
     encoder_urls: tuple[str, ...] = ()
     store_bytes: int = 0
+    host_bytes: int = 0
 
     @classmethod
     def of_pool(cls, pool: LaunchPool) -> "ServedOptions":
         """Return what a replica of a pool is started with."""
         scenario, layout = pool.scenario, pool.scenario.layout
         engine, lora, drafts = scenario.resolve_engine(), scenario.lora, scenario.speculative
+        tiers = scenario.engine.kv_tiers
         return cls(
             model_id=pool.model_id,
             dtype=scenario.dtype,
@@ -154,10 +159,9 @@ class ServedOptions:
             role=pool.pool.role,
             encoder_urls=pool.encoder_urls,
             store_bytes=sum(
-                tier.capacity_bytes // pool.num_sharing
-                for tier in scenario.engine.kv_tiers
-                if pool.num_sharing
+                tier.capacity_bytes // pool.num_sharing for tier in tiers if tier.is_shared
             ),
+            host_bytes=sum(tier.capacity_bytes for tier in tiers if not tier.is_shared),
             max_loras=lora.max_loaded if lora else 0,
             num_loras=max(lora.num_adapters, lora.max_loaded) if lora else 0,
             lora_rank=lora.rank if lora else 0,
@@ -247,7 +251,7 @@ class ServingEngine(Protocol):
 
     `name` is that of profiles and of `foretoken collect --server`, `label` its own. `profile` is
     the engine profile of the newest release that files are written for. With `encodes_apart` they
-    are for encoders of images apart, too, with `shares_kv` for a store of KV blocks.
+    are for encoders of images apart, too.
     """
 
     name: ClassVar[str]
@@ -256,7 +260,6 @@ class ServingEngine(Protocol):
     options: ClassVar[OptionMap]
     router: ClassVar[Router]
     encodes_apart: ClassVar[bool] = False
-    shares_kv: ClassVar[bool] = False
 
     @property
     def can(self) -> EngineCapabilities:
@@ -274,9 +277,18 @@ class ServingEngine(Protocol):
     def serve(self, pool: LaunchPool) -> Launch:
         """Return what starts one replica of a pool."""
 
-    def share(self, _pool: LaunchPool) -> Launch | None:
-        """Return what starts the store that replicas share, None where there is no such program."""
-        return None
+    @abstractmethod
+    def image(self, pool: LaunchPool) -> str:
+        """Return the container image of a pool's release."""
+
+    def share(self, pool: LaunchPool) -> Launch:
+        """Return what starts the master of the store that replicas share."""
+        words = f'{STORE_INSTALL} && exec "$HOME/.local/bin/mooncake_master" --port {STORE_PORT}'
+        return Launch(
+            command=["sh", "-c", words],
+            image=self.image(pool),
+            remarks=("the package mooncake-transfer-engine is installed when pods start",),
+        )
 
     def remarks(self, served: ServedOptions, drafts: str) -> list[str]:
         """Return what a reader has to know; `drafts` are where those of `layers` come from."""
@@ -292,6 +304,8 @@ class ServingEngine(Protocol):
             " whose blocks move by RDMA: give pods that memory and the network's devices": (
                 served.store_bytes > 0
             ),
+            f"each GPU keeps {served.host_bytes / 1e9:.0f} GB of KV blocks on its host: give pods"
+            " that memory": served.host_bytes > 0,
         }
         return [remark for remark, is_said in remarks.items() if is_said]
 

@@ -20,13 +20,13 @@ Row = Mapping[str, Any]
 _WORDS = frozenset(
     {
         *("name", "device", "mode", "profile", "quantization", "speculation", "rules", "router"),
-        *("verdict", "reason"),
+        *("kv_tiers", "verdict", "reason"),
     }
 )
 # What makes a layout, besides how many replicas there are and how much runs on each.
 _LAYOUT = (
     *("device", "mode", "profile", "quantization", "speculation", "rules", "router"),
-    *("tp", "pp", "dp", "ep", "encoders"),
+    *("kv_tiers", "tp", "pp", "dp", "ep", "encoders"),
     *("prefill_tp", "prefill_pp", "prefill_ep"),
 )
 _VERDICT_NAMES = {

@@ -84,8 +84,8 @@ def make_looks(rows: Sequence[Row]) -> Looks:
 
 
 def _settings(row: Row) -> str:
-    words = (row["profile"], row["quantization"], row["speculation"], row["rules"], row["router"])
-    return ", ".join(word for word in words if word)
+    names = ("profile", "quantization", "speculation", "rules", "kv_tiers", "router")
+    return ", ".join(row[name] for name in names if row[name])
 
 
 def _drawn(rows: Sequence[Row]) -> list[Row]:

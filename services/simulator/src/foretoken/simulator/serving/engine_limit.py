@@ -1,12 +1,13 @@
 """Whether a serving engine can do what a replica requires."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.frameworks.capability import MORE, describe_lack
 from foretoken.domain.frameworks.engine import ENGINE_ASPECTS, EngineCapabilities
+from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.models.quantization import UNQUANTIZED
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cluster.fleet import pool_scenarios
@@ -91,4 +92,11 @@ def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
         "dcp": engine.decode_context_parallel,
         "two_batch_overlap": engine.two_batch_tokens > 0,
         "experts": "apart" if engine.ffn_devices else "together",
+        "kv_tiers": _name_tiers(replica.engine.kv_tiers),
     }
+
+
+def _name_tiers(tiers: Sequence[KvTier]) -> str:
+    if len(tiers) > 1:
+        return "several"
+    return "none" if not tiers else "store" if tiers[0].is_shared else "host"

@@ -359,6 +359,7 @@ class ServingSpace(_message.Message):
     SPECULATIONS_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
     ENCODERS_FIELD_NUMBER: _builtins.int
+    KV_TIERS_FIELD_NUMBER: _builtins.int
     max_devices: _builtins.int
     """Devices of a deployment at most. Not set: 8."""
     server: _builtins.str
@@ -423,6 +424,10 @@ class ServingSpace(_message.Message):
     def encoders(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Devices that encode images apart; 0: engines do. Empty: every sensible one."""
 
+    @_builtins.property
+    def kv_tiers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Tiers of KV blocks, as "cpu:64e9:25e9", or "none". Empty: the scenario's."""
+
     def __init__(
         self,
         *,
@@ -443,10 +448,11 @@ class ServingSpace(_message.Message):
         speculations: _abc.Iterable[_builtins.str] | None = ...,
         rules: _abc.Iterable[_builtins.str] | None = ...,
         encoders: _abc.Iterable[_builtins.int] | None = ...,
+        kv_tiers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_devices", b"_max_devices", "max_devices", b"max_devices"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_devices", b"_max_devices", "devices", b"devices", "dp", b"dp", "encoders", b"encoders", "ep", b"ep", "max_batched_token_count", b"max_batched_token_count", "max_devices", b"max_devices", "max_seq_count", b"max_seq_count", "modes", b"modes", "pp", b"pp", "profiles", b"profiles", "quantizations", b"quantizations", "routers", b"routers", "rules", b"rules", "server", b"server", "speculations", b"speculations", "tp", b"tp", "usd_per_hour", b"usd_per_hour"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_devices", b"_max_devices", "devices", b"devices", "dp", b"dp", "encoders", b"encoders", "ep", b"ep", "kv_tiers", b"kv_tiers", "max_batched_token_count", b"max_batched_token_count", "max_devices", b"max_devices", "max_seq_count", b"max_seq_count", "modes", b"modes", "pp", b"pp", "profiles", b"profiles", "quantizations", b"quantizations", "routers", b"routers", "rules", b"rules", "server", b"server", "speculations", b"speculations", "tp", b"tp", "usd_per_hour", b"usd_per_hour"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_devices: _TypeAlias = _typing.Literal["max_devices"]  # noqa: Y015
     _WhichOneofArgType__max_devices: _TypeAlias = _typing.Literal["_max_devices", b"_max_devices"]  # noqa: Y015

@@ -1,7 +1,8 @@
 """SGLang's server, and its router.
 
 Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,router,lora}.md` and
-`epd_disaggregation.md` (options of 0.5).
+`{epd_disaggregation,hicache_best_practices}.md` (options of 0.5),
+`srt/mem_cache/memory_pool_host.py`, `srt/mem_cache/storage/mooncake_store/README.md`.
 """
 
 from dataclasses import replace
@@ -23,9 +24,12 @@ from foretoken.simulator.launch.options import (
 )
 from foretoken.simulator.launch.server import (
     DTYPE_WORDS,
+    POD_ADDRESS,
     QUANTIZED_AT_LOAD,
     SERVER_HOST,
     SERVER_PORT,
+    STORE_NAME,
+    STORE_PORT,
     Launch,
     LaunchPool,
     Router,
@@ -115,6 +119,31 @@ def _read_encoders(options: Options) -> Fields:
     return {"encoder_urls": (urls,) if isinstance(urls, str) else tuple(urls)}
 
 
+def _count_ranks(served: ServedOptions) -> int:
+    # SGLang counts the ranks of attention and experts together.
+    return served.tp * served.dp if served.ep > 1 or served.attention_dp else served.tp
+
+
+def _write_tiers(served: ServedOptions) -> Options:
+    store, host = served.store_bytes > 0, served.host_bytes
+    return {
+        "enable-hierarchical-cache": store or host > 0,
+        "hicache-size": max(host // 10**9, 1) if host else None,
+        "hicache-storage-backend": "mooncake" if store else None,
+    }
+
+
+def _store_variables(served: ServedOptions) -> dict[str, str]:
+    return {
+        "MOONCAKE_MASTER": f"{STORE_NAME}:{STORE_PORT}",
+        "MOONCAKE_TE_META_DATA_SERVER": "P2PHANDSHAKE",
+        "MOONCAKE_LOCAL_HOSTNAME": f"{{{POD_ADDRESS}}}",
+        "MOONCAKE_PROTOCOL": "rdma",
+        # Every rank gives its part of it.
+        "MOONCAKE_GLOBAL_SEGMENT_SIZE": str(served.store_bytes * _count_ranks(served)),
+    }
+
+
 def _write_adapters(served: ServedOptions) -> Options:
     if not served.max_loras:
         return {}
@@ -176,10 +205,7 @@ class SglangEngine(ServingEngine):
             word("dtype", "dtype", DTYPE_WORDS),
             Link(
                 flags=("tp-size",),
-                # SGLang counts the ranks of attention and experts together.
-                write=lambda it: {
-                    "tp-size": it.tp * it.dp if it.ep > 1 or it.attention_dp else it.tp
-                },
+                write=lambda it: {"tp-size": _count_ranks(it)},
                 read=_read_ranks,
                 aliases={"tp": "tp-size", "tensor-parallel-size": "tp-size"},
             ),
@@ -257,6 +283,8 @@ class SglangEngine(ServingEngine):
                 write=_write_encoders,
                 read=_read_encoders,
             ),
+            # How fast blocks come back no option says.
+            Link(write=_write_tiers),
             Link(
                 flags=(
                     *("enable-lora", "max-loras-per-batch"),
@@ -291,11 +319,21 @@ class SglangEngine(ServingEngine):
             # Another engine's share is of other things.
             served = replace(served, memory_utilization_ratio=0.0)
         options = self.options.write(served)
+        remarks = self.remarks(served, "layers")
+        if served.host_bytes:
+            remarks.append("SGLang starts where that is more than the GPU's own KV cache")
+        elif served.store_bytes:
+            remarks.append("blocks go to the store through host memory, twice each GPU's KV cache")
         return Launch(
             command=["python3", "-m", "sglang.launch_server", *text_arguments(options)],
-            image=_IMAGE,
-            remarks=self.remarks(served, "layers"),
+            image=self.image(pool),
+            variables=_store_variables(served) if served.store_bytes else {},
+            remarks=remarks,
         )
+
+    def image(self, _: LaunchPool) -> str:
+        """Return the image of the newest release that the profile was read from."""
+        return _IMAGE
 
     def read(self, command: str) -> tuple[Fields, list[str]] | None:
         """Return what a command starts: `python3 -m sglang.launch_server`."""

@@ -1,6 +1,6 @@
 """vLLM's server, and its router.
 
-Sources: vLLM, `vllm/engine/arg_utils.py` (options of 0.8 to 0.20),
+Sources: vLLM, `vllm/engine/arg_utils.py` (options of 0.8 to 0.20), `vllm/config/cache.py`,
 `docs/features/{nixl_connector,mooncake_store_connector}_usage.md`; the README of
 vllm-project/router.
 """
@@ -9,8 +9,8 @@ import json
 import math
 from collections.abc import Mapping
 
-from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.units import GIB
 from foretoken.simulator.launch.options import (
     Fields,
     Link,
@@ -30,6 +30,7 @@ from foretoken.simulator.launch.server import (
     QUANTIZED_AT_LOAD,
     SERVER_HOST,
     SERVER_PORT,
+    STORE_INSTALL,
     STORE_NAME,
     STORE_PORT,
     Launch,
@@ -57,11 +58,9 @@ _TRANSFER = {
 }
 # Blocks that replicas share lie in their hosts' memory, each device's part in its own.
 _STORE: Mapping[str, object] = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
-_STORE_SINCE = (0, 21)
-_STORE_INSTALL = "pip install --quiet --user mooncake-transfer-engine"
 _STORE_CLIENT = (
     *("sh", "-c"),
-    f'{_STORE_INSTALL} && printf %s "$MOONCAKE_CONFIG" > "$MOONCAKE_CONFIG_PATH" && exec "$0" "$@"',
+    f'{STORE_INSTALL} && printf %s "$MOONCAKE_CONFIG" > "$MOONCAKE_CONFIG_PATH" && exec "$0" "$@"',
 )
 # vLLM's name of the methods that draft without a model of their own.
 _DRAFTS = {"ngram": "ngram", "layers": "mtp"}
@@ -156,6 +155,12 @@ def _write_transfer(served: ServedOptions) -> Options:
     return {"kv-transfer-config": json.dumps(connectors[0])} if connectors else {}
 
 
+def _write_host(served: ServedOptions) -> Options:
+    # All ranks of an engine together, in GiB.
+    gib = served.host_bytes * served.tp * served.pp / GIB
+    return {"kv-offloading-size": f"{gib:g}", "kv-offloading-backend": "native"} if gib else {}
+
+
 def _read_transfer(options: Options) -> Fields:
     said = json.loads(options.get("kv-transfer-config", "{}")).get("kv_role")
     # One that has both roles is a store, whose links no option says.
@@ -209,7 +214,6 @@ class VllmEngine(ServingEngine):
     name = "vllm"
     label = "vLLM"
     profile = "vllm-0.20"
-    shares_kv = True
     options = OptionMap(
         links=(
             # The model is the command's own word, not an option of it; it is read as one.
@@ -259,6 +263,8 @@ class VllmEngine(ServingEngine):
                 read=_read_adapters,
             ),
             Link(flags=("kv-transfer-config",), write=_write_transfer, read=_read_transfer),
+            # How fast blocks come back no option says.
+            Link(write=_write_host),
             Link(flags=("speculative-config",), write=_write_drafts, read=_read_drafts),
         ),
     )
@@ -285,28 +291,15 @@ class VllmEngine(ServingEngine):
             variables |= _store_variables(served)
         return Launch(
             command=command,
-            image=_image(pool),
+            image=self.image(pool),
             variables=variables,
             remarks=self.remarks(served, "MTP layers"),
         )
 
-    def share(self, pool: LaunchPool) -> Launch:
-        """Return what starts Mooncake's master.
-
-        Raises:
-            InvalidRequestError: the release has no connector of it.
-
-        """
-        if tuple(map(int, _release(pool).split("."))) < _STORE_SINCE:
-            since = ".".join(map(str, _STORE_SINCE))
-            why = f"vLLM shares KV blocks through Mooncake's store from {since} on"
-            raise InvalidRequestError.of_field("engine.profile", why)
-        words = f'{_STORE_INSTALL} && exec "$HOME/.local/bin/mooncake_master" --port {STORE_PORT}'
-        return Launch(
-            command=["sh", "-c", words],
-            image=_image(pool),
-            remarks=("the package mooncake-transfer-engine is installed when pods start",),
-        )
+    def image(self, pool: LaunchPool) -> str:
+        """Return the image of the newest release that the engine's profile is of."""
+        release = pool.scenario.resolve_engine().versions.rpartition("-")[2] or "0.18"
+        return f"vllm/vllm-openai:v{release}.0"
 
     def read(self, command: str) -> tuple[Fields, list[str]] | None:
         """Return what a command starts; `vllm serve MODEL`, or its module with `--model`."""
@@ -320,15 +313,6 @@ class VllmEngine(ServingEngine):
             return None
         options.pop("m", None)
         return self.options.read(options)
-
-
-def _release(pool: LaunchPool) -> str:
-    """Return the newest release that the engine's profile is of."""
-    return pool.scenario.resolve_engine().versions.rpartition("-")[2] or "0.18"
-
-
-def _image(pool: LaunchPool) -> str:
-    return f"vllm/vllm-openai:v{_release(pool)}.0"
 
 
 ENGINE = VllmEngine()

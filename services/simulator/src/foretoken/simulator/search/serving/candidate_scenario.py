@@ -110,7 +110,9 @@ class CandidateMaker:
             or cluster.routing.max_outstanding > 0
             or any(pool.autoscaling for pool in cluster.pools)
         )
-        is_shared = is_shared or self.points.encoders[row] > 0 or bool(base.engine.kv_tiers)
+        kind = self.answers.engines[int(self.points.kind[row])].kind
+        tiers = base.engine.with_tiers(kind.kv_tiers).kv_tiers
+        is_shared |= self.points.encoders[row] > 0 or any(tier.is_shared for tier in tiers)
         if not self.is_loop or is_shared or base.lora or router != _KEEPS_APART:
             return 1
         num_replicas = int(points.replicas[row])

@@ -1,5 +1,6 @@
 """Which candidates are simulated, and what becomes of the ranks where a simulation disagrees."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -39,6 +40,9 @@ class FinalistSelection:
     deployment that the same factor puts over the limit are out with it. The best of each of the
     best deployments are finalists once their simulations meet the targets.
 
+    Of those that the closed form finds equal, as it does with all that it knows nothing of, the one
+    that is answered sooner when simulated comes first.
+
     Points over a limit on TTFT by no more than the closed form may be wrong compete like those
     within it, best first: their simulation says whether they are out, and points of the same
     deployment with them. Of those that no simulation has judged the closed form holds.
@@ -57,6 +61,7 @@ class FinalistSelection:
         self._keys = deployment_keys(self._points)
         self._ranking = self._rank()
         self._tried: dict[int, bool] = {}
+        self._e2e_ms: dict[int, float] = {}
 
     def name(self, row: int) -> str:
         """Return the name of a point by its row in the closed form's order."""
@@ -73,6 +78,7 @@ class FinalistSelection:
     def tell(self, row: int, outcome: LoadOutcome) -> None:
         """Take note of a simulation."""
         self._tried[row] = outcome.probe.is_met
+        self._e2e_ms[row] = outcome.report.steady.e2e_latency_ms.mean
         was_open = self._is_open.copy()
         if outcome.probe.is_met:
             self._admit(row, outcome)
@@ -132,7 +138,7 @@ class FinalistSelection:
         ranking = self._ranking
         rank = np.zeros(len(self._points), dtype=np.int64)
         rank[ranking.order] = ranking.rank
-        met = [row for row in ranking.order.tolist() if self._tried.get(row)]
+        met = self.sort([row for row, is_met in self._tried.items() if is_met])
         others = [row for row in ranking.leaders.tolist() if self._tried.get(row, True)]
         leaders = [met[0], *(row for row in others if row != met[0])] if met else []
         return replace(
@@ -145,6 +151,18 @@ class FinalistSelection:
                 leaders=np.array(leaders, dtype=np.int64),
             ),
         )
+
+    def sort(self, rows: Sequence[int]) -> list[int]:
+        """Return rows that were simulated, best first."""
+        places = np.argsort(self._ranking.order)
+        points, tps_per_gpu = self._points, self._figures.tps_per_gpu
+        alike: dict[tuple[float, ...], int] = {}
+        group = {}
+        for row in sorted(rows, key=places.__getitem__):
+            figures = (tps_per_gpu[0, row], points.ttft_us[0, row], points.tpot_us[0, row])
+            group[row] = alike.setdefault(figures, row)
+        order = {row: (places[group[row]], self._e2e_ms[row], places[row]) for row in group}
+        return sorted(group, key=order.__getitem__)
 
     def _rank(self) -> Ranking:
         return rank_points(self._points, self._figures, self._form.request.objective)

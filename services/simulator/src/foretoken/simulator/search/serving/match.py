@@ -167,7 +167,7 @@ def match_pairs(
 def _go_together(prefill: EngineAnswer, decode: EngineAnswer) -> bool:
     return all(
         getattr(prefill.kind, name) == getattr(decode.kind, name)
-        for name in ("profile", "quantization", "speculation", "encodes_apart")
+        for name in ("profile", "quantization", "speculation", "kv_tiers", "encodes_apart")
     )
 
 

@@ -116,8 +116,7 @@ class ServingSearch:
                     context.publish(make_finalist(maker, (row, names[row]), 0, [outcome]))
         final = _report(selection.finish())
         rank = np.asarray(final.candidates.rank)
-        met = [row for row in outcomes if outcomes[row][0].probe.is_met]
-        met.sort(key=lambda row: (rank[row], row))
+        met = selection.sort([row for row in outcomes if outcomes[row][0].probe.is_met])
         # Curves are to compare several.
         num_curves = form.request.num_curves if form.request.num_finalists > 1 else 0
         names = {row: selection.name(row) for row in met}
@@ -135,7 +134,7 @@ class ServingSearch:
             sensitivities=report.sensitivities,
             finalists=tuple(
                 make_finalist(maker, (row, selection.name(row)), int(rank[row]), outcomes[row])
-                for row in sorted(outcomes, key=lambda row: (row not in names, rank[row], row))
+                for row in (*met, *sorted(outcomes.keys() - names.keys()))
             ),
             num_simulated=len(outcomes),
             num_near=selection.late.num_near,

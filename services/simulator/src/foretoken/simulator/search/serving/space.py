@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownTopologyError
-from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.frameworks.engine import EngineProfile, EngineSpec
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.models.image import without_encoder
@@ -37,8 +37,8 @@ class EngineKind:
     """An engine apart from its limits: where it runs, what runs, and its degrees.
 
     `speculation` is as `settle_speculation` reads it, `rules` as `EngineSpec.with_rules`
-    does, `server` what files are to be written for (empty: none are). With `encodes_apart` it is
-    sent the embeddings of images.
+    does, `kv_tiers` as its `with_tiers`, `server` what files are to be written for (empty: none
+    are). With `encodes_apart` it is sent the embeddings of images.
     """
 
     device: str
@@ -47,6 +47,7 @@ class EngineKind:
     layout: ParallelLayout
     speculation: str = ""
     rules: str = ""
+    kv_tiers: str = ""
     server: str = ""
     encodes_apart: bool = False
 
@@ -56,8 +57,7 @@ class EngineKind:
         """Return a replica of this kind with limits; requests are spread over its engines."""
         per_engine = -(-batch // self.layout.dp)
         engine = replace(
-            base.engine.with_rules(self.rules),
-            profile=self.profile,
+            self._engine(base),
             max_num_seqs=per_engine,
             max_num_batched_tokens=num_batched_tokens,
         )
@@ -79,8 +79,11 @@ class EngineKind:
 
     def resolve_engine(self, base: ServingScenario) -> EngineProfile:
         """Return the engine's rules on the kind's device."""
-        engine = replace(base.engine.with_rules(self.rules), profile=self.profile)
-        return engine.resolve(find_device(self.device), self.layout.tp)
+        return self._engine(base).resolve(find_device(self.device), self.layout.tp)
+
+    def _engine(self, base: ServingScenario) -> EngineSpec:
+        engine = base.engine.with_rules(self.rules).with_tiers(self.kv_tiers)
+        return replace(engine, profile=self.profile)
 
     def find_lacks(self, base: ServingScenario, mode: str) -> str:
         """Return what the engine, or the server, has not of a deployment; empty if it has all."""
@@ -160,6 +163,7 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
             layout=layout,
             speculation=speculation,
             rules=rules,
+            kv_tiers=kv_tiers,
             server=space.server,
             encodes_apart=encodes_apart,
         )
@@ -169,6 +173,7 @@ def resolve_space(request: ServingSearchRequest) -> SearchSpace:
         for quantization in schemes
         for speculation in speculations
         for rules in dict.fromkeys(space.rules or ("",))
+        for kv_tiers in dict.fromkeys(space.kv_tiers or ("",))
         for layout in _layouts(request, device)
     ]
     distinct = tuple(dict.fromkeys(kinds))

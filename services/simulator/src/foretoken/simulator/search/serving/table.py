@@ -37,6 +37,7 @@ def build_table(
         quantization=_pick([kind.quantization for kind in kinds], points.kind),
         speculation=_pick([kind.speculation for kind in kinds], points.kind),
         rules=_pick([kind.rules for kind in kinds], points.kind),
+        kv_tiers=_pick([kind.kv_tiers for kind in kinds], points.kind),
         router=_pick(space.routers, points.router),
         num_devices=points.num_devices,
         num_idle_devices=figures.num_idle,
@@ -140,10 +141,10 @@ def _describe(layout: ParallelLayout) -> str:
 
 
 def _extras(answers: Sequence[EngineAnswer], number: int) -> str:
-    """Return the device, profile, format, drafts and rules of an engine, of which are several."""
+    """Return the device, profile, format, drafts and so on of an engine, of which are several."""
     formats = []
     unnamed = {"quantization": "unquantized", "speculation": "as given"}
-    for name in ("device", "profile", "quantization", "speculation", "rules"):
+    for name in ("device", "profile", "quantization", "speculation", "rules", "kv_tiers"):
         values = {getattr(answer.kind, name) for answer in answers}
         if len(values) > 1:
             formats.append(getattr(answers[number].kind, name) or unnamed.get(name, ""))
