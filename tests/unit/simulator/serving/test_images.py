@@ -55,6 +55,20 @@ def test_patches_are_merged_to_tokens(
     assert found.num_tokens == 2 * num_tokens
 
 
+@pytest.mark.parametrize(
+    ("model", "num_images"),
+    [("qwen3-vl-235b-a22b", 2 * 5), ("gemma-4-31b-nvfp4", 2 * 9)],
+)
+def test_frames_of_a_video_are_encoded_as_many_together_as_a_patch_reaches_over(
+    model: str, num_images: int
+) -> None:
+    """Nine frames, the last of which is alone in its pair."""
+    one = encode_images(find_model(model), ImageSpec(num_images=2))
+    assert replace(one, num_images=num_images) == encode_images(
+        find_model(model), ImageSpec(num_images=2, num_frames=9)
+    )
+
+
 def _rank(model: ModelArchitecture = _MODEL, **layout: int) -> RankContext:
     scenario = build_scenario(model=model, device="h100_sxm", layout=ParallelLayout(**layout))
     return replica_ranks(surface_spec(scenario, 64))[0]

@@ -1,17 +1,22 @@
 """What an encoder makes of an image: patches, and tokens among those of the prompt."""
 
 from dataclasses import dataclass, replace
-from math import floor, isqrt, sqrt
+from math import ceil, floor, isqrt, sqrt
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.requests.workload import ImageSpec
 
+# Numbers of a pixel.
+_COLORS = 3
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedImages:
     """The images of a prompt: each of `num_patches`, which become `tokens_each` tokens.
+
+    Of a video they are its frames, or as many together as a patch reaches over.
 
     They stand in the prompt from `first_token` on, one after the other. Where pieces of a prompt
     count as alike, their work is spread over `spread_tokens` of it (0: it is where they stand).
@@ -45,8 +50,9 @@ def encode_images(
     """Return what a model's encoder makes of images.
 
     Sides are rounded to whole tokens. An image with more tokens than the encoder gives is made
-    smaller, its sides in proportion. Source: the image processors of Qwen2-VL, Kimi-VL and Gemma 4
-    in transformers 5.
+    smaller, its sides in proportion. Patches of an encoder for videos reach over several frames,
+    which attend to no others; others encode every frame as an image. Source: the processors of
+    Qwen2-VL, Kimi-VL and Gemma 4, and `get_vision_cu_seqlens` of Qwen3-VL, in transformers 5.
 
     Raises:
         InvalidRequestError: the model has no encoder, or its patches are not known.
@@ -62,8 +68,9 @@ def encode_images(
     if longest and rows * columns > longest:
         smaller = sqrt(longest / (rows * columns))
         rows, columns = (max(floor(side * smaller), 1) for side in (rows, columns))
+    together = max(encoder["patch_features"] // (_COLORS * encoder["patch_side"] ** 2), 1)
     return EncodedImages(
-        num_images=images.num_images,
+        num_images=images.num_images * ceil(images.num_frames / together),
         num_patches=rows * columns * merged,
         tokens_each=rows * columns,
         first_token=first_token,

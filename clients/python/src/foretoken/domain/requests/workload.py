@@ -64,6 +64,8 @@ class SessionSpec:
 class ImageSpec:
     """Images of every prompt: so many, each of `height` x `width` pixels.
 
+    With more than one of `num_frames` each is a video of so many.
+
     Their tokens are part of the prompt's, at its beginning, after what all prompts share. The
     model's encoder says how many they are.
     """
@@ -71,10 +73,11 @@ class ImageSpec:
     num_images: int = 1
     height: int = 1024
     width: int = 1024
+    num_frames: int = 1
 
     def __post_init__(self) -> None:
         """Refuse images of nothing."""
-        fields = ("num_images", "height", "width")
+        fields = ("num_images", "height", "width", "num_frames")
         checks = {name: (getattr(self, name) >= 1, "must be at least 1") for name in fields}
         InvalidRequestError.check("images", checks)
 

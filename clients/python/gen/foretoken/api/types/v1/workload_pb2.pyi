@@ -116,29 +116,37 @@ class ImageSpec(_message.Message):
     IMAGE_COUNT_FIELD_NUMBER: _builtins.int
     HEIGHT_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
+    FRAME_COUNT_FIELD_NUMBER: _builtins.int
     image_count: _builtins.int
     """Images of a prompt. Not set: 1."""
     height: _builtins.int
     """Height of an image in pixels. Not set: 1024."""
     width: _builtins.int
     """Width of an image in pixels. Not set: 1024."""
+    frame_count: _builtins.int
+    """Frames of each, which is a video if there are several. Not set: 1."""
     def __init__(
         self,
         *,
         image_count: _builtins.int | None = ...,
         height: _builtins.int | None = ...,
         width: _builtins.int | None = ...,
+        frame_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_height", b"_height", "_image_count", b"_image_count", "_width", b"_width", "height", b"height", "image_count", b"image_count", "width", b"width"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frame_count", b"_frame_count", "_height", b"_height", "_image_count", b"_image_count", "_width", b"_width", "frame_count", b"frame_count", "height", b"height", "image_count", b"image_count", "width", b"width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_height", b"_height", "_image_count", b"_image_count", "_width", b"_width", "height", b"height", "image_count", b"image_count", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frame_count", b"_frame_count", "_height", b"_height", "_image_count", b"_image_count", "_width", b"_width", "frame_count", b"frame_count", "height", b"height", "image_count", b"image_count", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frame_count: _TypeAlias = _typing.Literal["frame_count"]  # noqa: Y015
+    _WhichOneofArgType__frame_count: _TypeAlias = _typing.Literal["_frame_count", b"_frame_count"]  # noqa: Y015
     _WhichOneofReturnType__height: _TypeAlias = _typing.Literal["height"]  # noqa: Y015
     _WhichOneofArgType__height: _TypeAlias = _typing.Literal["_height", b"_height"]  # noqa: Y015
     _WhichOneofReturnType__image_count: _TypeAlias = _typing.Literal["image_count"]  # noqa: Y015
     _WhichOneofArgType__image_count: _TypeAlias = _typing.Literal["_image_count", b"_image_count"]  # noqa: Y015
     _WhichOneofReturnType__width: _TypeAlias = _typing.Literal["width"]  # noqa: Y015
     _WhichOneofArgType__width: _TypeAlias = _typing.Literal["_width", b"_width"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frame_count) -> _WhichOneofReturnType__frame_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__height) -> _WhichOneofReturnType__height | None: ...
     @_typing.overload
