@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.lowering.node_builder import EAGER_VARIANT
-from foretoken.domain.measurements.estimate import LatencyColumns, Phase
+from foretoken.domain.measurements.estimate import LatencyColumns, OperatorTable, Phase
+from foretoken.predictor.intervals.doubt import widen
 from foretoken.predictor.query_columns import Call
 
 # How far the ratio is apart between devices. Source: that of A100 to GH200 is 1.15 to 1.6 (see the
@@ -21,13 +22,19 @@ def lengthen(call: Call, found: LatencyColumns, measured: str = "") -> LatencyCo
     ratio = _ratio(call, call.table.phase)
     if ratio == 1.0 or measured == EAGER_VARIANT:
         return found
-    return replace(
+    longer = replace(
         found,
         latency_us=np.asarray(found.latency_us) * ratio,
-        low_us=np.asarray(found.low_us) * ratio * np.exp(-_CHAIN_LOG),
-        high_us=np.asarray(found.high_us) * ratio * np.exp(_CHAIN_LOG),
+        low_us=np.asarray(found.low_us) * ratio,
+        high_us=np.asarray(found.high_us) * ratio,
         basis=f"{found.basis}; a chain of kernels takes {ratio:g} times as long",
     )
+    return widen(longer, _CHAIN_LOG)
+
+
+def is_chain(table: OperatorTable) -> bool:
+    """Tell whether a chain is asked for in place of one kernel."""
+    return table.variant == EAGER_VARIANT
 
 
 def backward_ratio(call: Call) -> float:
@@ -38,6 +45,6 @@ def backward_ratio(call: Call) -> float:
 
 
 def _ratio(call: Call, phase: Phase) -> float:
-    if call.table.variant != EAGER_VARIANT:
+    if not is_chain(call.table):
         return 1.0
     return call.spec.chain_ratios[phase is Phase.BACKWARD]

@@ -21,10 +21,11 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
-from foretoken.predictor.chain import backward_ratio, lengthen
+from foretoken.predictor.chain import backward_ratio, is_chain, lengthen
 from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import is_extrapolated
+from foretoken.predictor.intervals.doubt import widen
 from foretoken.predictor.linked_collectives import LinkedCollectives
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.query_check import check_group, refuse_extrapolation
@@ -50,6 +51,7 @@ from foretoken.predictor.transfer.own_points import (
     mix_answers,
     own_share,
 )
+from foretoken.predictor.transfer.row_band import hold_to_memory
 from foretoken.predictor.transfer.siblings import move_to_sibling
 
 # How far apart two measurements of one point lie where a series cannot tell for itself, and the
@@ -185,11 +187,13 @@ class Estimator:
         if table.phase is Phase.BACKWARD:
             return self._scale_forward(call, query)
         transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
-        if transfer.support.has_measured(spec):
-            return _from_transfer(transfer, spec, target.device, design)
-        proxied = self._from_proxy(call, query)
-        found = proxied or _from_transfer(transfer, spec, target.device, design)
-        return lengthen(call, found)
+        has_measured = transfer.support.has_measured(spec)
+        found = None if has_measured else self._from_proxy(call, query)
+        found = found or _from_transfer(transfer, spec, target.device, design)
+        if has_measured and is_chain(table):
+            return found
+        found = hold_to_memory(spec, target.device, design, found)
+        return found if has_measured else lengthen(call, found)
 
     def _answer_collective(
         self, call: Call, query: LatencyQuery, own: Source | None, design: Design
@@ -305,12 +309,11 @@ class Estimator:
                 provenance[rows] = Provenance.MEASURED.value
         if choice.is_other_code:
             provenance[:] = Provenance.EXTRAPOLATED.value
-        doubt_log = _doubt_of_choice(choice)
-        low_us *= np.exp(-doubt_log)
-        high_us *= np.exp(doubt_log)
         nearest = neighbours.rows[:, 0]
+        found = widen(_pack(latency_us, low_us, high_us, provenance), _doubt_of_choice(choice))
         return replace(
-            _pack(latency_us, np.maximum(low_us, floor_us), high_us, provenance),
+            found,
+            low_us=np.minimum(np.maximum(found.low_us, floor_us), latency_us),
             nearest={name: column[nearest] for name, column in model.series.columns.items()},
             nearest_us=model.series.latency_us[nearest],
             nearest_octaves=neighbours.distance_octaves,
@@ -337,13 +340,10 @@ class Estimator:
         found = self._estimate(table, query, call.target.device)
         if (found.provenance == Provenance.ANALYTICAL.value).any():
             return None
-        estimates = _pack(
-            found.latency_us,
-            found.low_us * np.exp(-_PROXY_LOG),
-            found.high_us * np.exp(_PROXY_LOG),
-            np.full(len(found.latency_us), Provenance.TRANSFERRED.value),
-        )
-        return replace(estimates, basis=f"{name}, which takes about as long: {found.basis}")
+        transferred = np.full(len(found.latency_us), Provenance.TRANSFERRED.value)
+        estimates = _pack(found.latency_us, found.low_us, found.high_us, transferred)
+        basis = f"{name}, which takes about as long: {found.basis}"
+        return replace(widen(estimates, _PROXY_LOG), basis=basis)
 
     def _can_tell(self, spec: OperatorSpec, target: Target, query: LatencyQuery) -> bool:
         """Tell whether an operator may have been measured, quicker than by asking for estimates."""
@@ -375,12 +375,13 @@ class Estimator:
         latency_us = scale * np.sum([answer.latency_us for answer in answers], axis=0)
         low_us = scale * np.sum([answer.low_us for answer in answers], axis=0)
         high_us = scale * np.sum([answer.high_us for answer in answers], axis=0)
-        scaled = _pack(
-            latency_us,
-            low_us * np.exp(-doubt_log),
-            high_us * np.exp(doubt_log),
-            _weakest([answer.provenance for answer in answers], is_whole=not spec.backward_calls),
+        provenance = _weakest(
+            [answer.provenance for answer in answers], is_whole=not spec.backward_calls
         )
+        scaled = widen(_pack(latency_us, low_us, high_us, provenance), doubt_log)
+        if not is_chain(call.table):
+            design = build_design(spec, call.columns, call.target)
+            scaled = hold_to_memory(spec, call.target.device, design, scaled)
         what = "its forward calls" if spec.backward_calls else f"{ratio:g} times forward"
         return replace(scaled, basis=f"{what}: {answers[0].basis}")
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.predictor.features import build_design
+from foretoken.predictor.intervals.doubt import widen
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.query_columns import Call
 from foretoken.predictor.roofline import IntColumn, Target
@@ -199,19 +200,19 @@ def _move(call: Call, other: OperatorSpec, told: LatencyColumns, rate: float) ->
         linked = estimate_from_links(call.spec, call.columns, topology, asked, 1.0 / rate)
         latency_us = np.asarray(linked.latency_us)
     is_half = {call.spec.name, other.name} == set(HALVES_OF_ALL_REDUCE)
-    doubt = np.exp(_HALF_DOUBT_LOG if is_half else _OTHER_DOUBT_LOG)
     scale = latency_us / told_us
     num_rows = len(latency_us)
-    return LatencyColumns(
+    moved = LatencyColumns(
         latency_us=latency_us,
-        low_us=np.asarray(told.low_us) * scale / doubt,
-        high_us=np.asarray(told.high_us) * scale * doubt,
+        low_us=np.asarray(told.low_us) * scale,
+        high_us=np.asarray(told.high_us) * scale,
         provenance=np.full(num_rows, Provenance.TRANSFERRED.value),
         nearest_us=np.zeros(num_rows),
         nearest_octaves=np.full(num_rows, np.inf),
         basis=f"what {other.name} reaches of the same links: {told.basis}",
         other_framework=told.other_framework,
     )
+    return widen(moved, _HALF_DOUBT_LOG if is_half else _OTHER_DOUBT_LOG)
 
 
 def _rate_ratio(source: Source, *, is_between: bool) -> float:

@@ -8,6 +8,7 @@ from foretoken.domain.hardware.roofline import RooflineTerms
 from foretoken.domain.hardware.sustained import MATRIX_GROUPS, burst_ratio, slowed_ratio
 from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, Provenance
 from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.predictor.intervals.doubt import widen
 from foretoken.predictor.query_columns import Call
 from foretoken.predictor.roofline import Columns, FloatColumn, Target, compute_limits
 
@@ -45,14 +46,18 @@ def sustain(call: Call, query: LatencyQuery, found: LatencyColumns) -> LatencyCo
     is_slowed = ratio > 1.0
     if not is_slowed.any():
         return found
-    doubt = np.where(is_slowed, np.exp(_DOUBT_LOG), 1.0)
     is_measured = found.provenance == Provenance.MEASURED.value
-    return replace(
+    slowed = replace(
         found,
         latency_us=latency_us * ratio,
+        low_us=np.asarray(found.low_us) * ratio,
+        high_us=np.asarray(found.high_us) * ratio,
+    )
+    slowed = widen(slowed, np.where(is_slowed, _DOUBT_LOG, 0.0))
+    return replace(
+        slowed,
         # A call that power slows less than estimated takes what it takes in a burst.
-        low_us=np.asarray(found.low_us) * np.maximum(ratio / doubt, 1.0),
-        high_us=np.asarray(found.high_us) * ratio * doubt,
+        low_us=np.maximum(slowed.low_us, found.low_us),
         provenance=np.where(
             is_measured & is_slowed, Provenance.INTERPOLATED.value, found.provenance
         ),

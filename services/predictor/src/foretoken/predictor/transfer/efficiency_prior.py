@@ -23,17 +23,14 @@ from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer.device_columns import element_bits
 from foretoken.predictor.transfer.link_band import is_within_links
-from foretoken.predictor.transfer.support import Support
+from foretoken.predictor.transfer.row_band import is_row_operator
+from foretoken.predictor.transfer.support import UNMEASURED_DEVICE_LOG, Support
 
 # Used before anything is measured: the middle, and the ends, of latency over base latency.
 # Source: medians of the operators of the A30, A100 and H100 profiles are 1.0 to 5.0, mostly
 # 1.5 to 2.8.
 _DEFAULT_LOG_RATIO = float(np.log(1.8))
 _DEFAULT_LOW_LOG, _DEFAULT_HIGH_LOG = float(np.log(0.5)), float(np.log(3.0))
-
-# The least uncertainty about a device never measured. Source: leaving one of five devices out, the
-# middle half of operators is predicted within 10 to 45 %.
-_MIN_LOG = float(np.log(1.3))
 
 # Operators made of matrix products; the others stream their tensors through memory.
 _MATRIX_GROUPS = frozenset({"gemm", "attention", "moe"})
@@ -48,9 +45,6 @@ _OTHER_PLACE = frozenset({"cache"})
 # Their times are those of the host or of its link; the device's memory does not bound them.
 _GROUPS_OFF_DEVICE = frozenset({"host", "kv_transfer"})
 _KIND = "any "
-
-# The cost that tells operators over rows, which are one kernel (see `row_operator`).
-_ROW_COST = "wave_features"
 
 # A series of a collective teaches others if at least this part of it is what its links explain.
 _MIN_SHARE_TOLD = 0.5
@@ -158,8 +152,7 @@ def _families_of(spec: OperatorSpec) -> tuple[str, ...]:
         return ("matrix operator",)
     if spec.group in _GROUPS_OFF_DEVICE:
         return ()
-    is_row_operator = _ROW_COST in spec.costs
-    return (*(("row operator",) if is_row_operator else ()), "streaming operator")
+    return (*(("row operator",) if is_row_operator(spec) else ()), "streaming operator")
 
 
 def train_transfers(
@@ -234,7 +227,7 @@ def _train(
     # Every series speaks with one voice, however many points it has.
     voices = np.concatenate([np.quantile(error, np.linspace(0, 1, 101)) for error in errors])
     low, high = quantiles(voices, np.arange(len(voices)))
-    low_log, high_log = min(low, -_MIN_LOG), max(high, _MIN_LOG)
+    low_log, high_log = min(low, -UNMEASURED_DEVICE_LOG), max(high, UNMEASURED_DEVICE_LOG)
     return TransferModel(trees, low_log, high_log, support)
 
 

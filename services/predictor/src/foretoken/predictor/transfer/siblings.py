@@ -8,10 +8,12 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from foretoken.domain.hardware.device import DeviceSpec, all_devices, find_device
 from foretoken.domain.hardware.topology import TopologySpec, all_topologies
 from foretoken.domain.measurements.estimate import DType, LatencyColumns, Provenance
+from foretoken.predictor.intervals.doubt import widen
 from foretoken.predictor.roofline import FloatColumn
 
 # Products of one chip differ in what is switched off: the B200 has 148, the GB200 152 SMs.
@@ -76,17 +78,20 @@ def move_to_sibling(
     """
     shift_us = asked_base_us - measured_base_us
 
-    def shifted(times_us: FloatColumn, doubt_log: float) -> FloatColumn:
+    def shifted(times_us: npt.ArrayLike) -> FloatColumn:
+        times_us = np.asarray(times_us)
         # A kernel faster than its base, out of a cache, follows the ratio: it must stay positive.
         scaled_us = times_us * asked_base_us / measured_base_us
-        is_faster = times_us < measured_base_us
-        return np.where(is_faster, scaled_us, times_us + shift_us) * math.exp(doubt_log)
+        return np.where(times_us < measured_base_us, scaled_us, times_us + shift_us)
 
-    return replace(
+    moved = replace(
         estimates,
-        latency_us=shifted(np.asarray(estimates.latency_us), 0.0),
-        low_us=shifted(np.asarray(estimates.low_us), -SIBLING_DOUBT_LOG),
-        high_us=shifted(np.asarray(estimates.high_us), SIBLING_DOUBT_LOG),
+        latency_us=shifted(estimates.latency_us),
+        low_us=shifted(estimates.low_us),
+        high_us=shifted(estimates.high_us),
+    )
+    return replace(
+        widen(moved, SIBLING_DOUBT_LOG),
         provenance=np.full(len(measured_base_us), Provenance.TRANSFERRED.value),
         basis=f"{estimates.basis}, the same chip, moved by what its data sheets differ in",
     )

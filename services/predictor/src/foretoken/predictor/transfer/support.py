@@ -1,9 +1,14 @@
 """What an estimate rests on where nothing like it was measured on the device asked about."""
 
+import math
 from dataclasses import dataclass
 
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.operators.spec.operator import OperatorSpec
+
+# The least uncertainty about a device never measured. Source: leaving one of five devices out, the
+# middle half of operators is predicted within 10 to 45 %.
+UNMEASURED_DEVICE_LOG = math.log(1.3)
 
 # In addition to collectives, operators whose kernels are written anew for every architecture: what
 # one reaches of its data sheet says little of the next.
