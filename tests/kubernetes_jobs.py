@@ -244,7 +244,8 @@ class JobController:
             return
         self._processes[name] = self._start_process(pod)
         status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-        self._store.change("pods", name, {"status": status})
+        place = {"nodeName": nodes[0]["metadata"]["name"]}
+        self._store.change("pods", name, {"spec": place, "status": status})
 
     def _start_process(self, pod: Resource) -> "subprocess.Popen[bytes]":
         spec, name = pod["spec"], pod["metadata"]["name"]

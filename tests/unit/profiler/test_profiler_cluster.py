@@ -62,6 +62,21 @@ def test_calls_that_were_timed_again_count_once(cluster: Cluster) -> None:
     )
 
 
+def test_shards_that_had_nothing_to_time_are_not_missed(cluster: Cluster) -> None:
+    cluster.record("0/2", num_rows=0, num_planned=0, num_skipped=7)
+    cluster.record("1/2", num_rows=3, num_planned=3, num_skipped=2)
+    cluster.go.touch()
+    profiler = cluster.profiler()
+    report = report_of(profiler, profiler.create_profile(REQUEST))
+    profiler.close()
+    assert (12, 2, 1, 9) == (
+        report.num_planned,
+        report.num_measured,
+        report.num_failed,
+        report.num_skipped,
+    )
+
+
 def test_progress_counts_calls_and_shards(cluster: Cluster) -> None:
     cluster.record("0/2", num_rows=4, num_planned=8)
     profiler = cluster.profiler()
@@ -70,7 +85,7 @@ def test_progress_counts_calls_and_shards(cluster: Cluster) -> None:
     assert "0 of 2 shards done" in message
     assert "4 of 8 calls" in message
     assert profiler.get_job(job.job_id).progress_ratio == pytest.approx(0.5)
-    cluster.go.touch()
+    cluster.finish("1/2")
     report_of(profiler, job)
     profiler.close()
 
@@ -84,7 +99,7 @@ def test_a_follower_that_was_lost_finds_its_job_again(cluster: Cluster) -> None:
     second = cluster.profiler()
     job = second.create_profile(REQUEST)
     wait_for_message(second, job, "2 running")
-    cluster.go.touch()
+    cluster.finish()
     report_of(second, job)
     # A third comes when all is over: it only collects.
     report_of(second, second.create_profile(REQUEST))
@@ -96,7 +111,7 @@ def test_a_follower_that_was_lost_finds_its_job_again(cluster: Cluster) -> None:
 def test_two_that_submit_at_once_share_the_job(cluster: Cluster) -> None:
     profilers = [cluster.profiler() for _ in range(3)]
     jobs = [profiler.create_profile(REQUEST) for profiler in profilers]
-    cluster.go.touch()
+    cluster.finish()
     reports = [report_of(p, job) for p, job in zip(profilers, jobs, strict=True)]
     for profiler in profilers:
         profiler.close()
@@ -111,7 +126,7 @@ def test_another_request_under_the_name_of_a_running_one_is_refused(cluster: Clu
     other = ProfileRequest(device="cpu", operators=("softmax",), name="short")
     with pytest.raises(InvalidRequestError, match="something else under this name"):
         report_of(profiler, profiler.create_profile(other))
-    cluster.go.touch()
+    cluster.finish()
     report_of(profiler, job)
     # Once it is over, its place is free.
     report_of(profiler, profiler.create_profile(other))
@@ -173,7 +188,7 @@ def test_a_job_whose_submitter_died_before_it_started_is_completed(cluster: Clus
         "jobs", name, {"metadata": {"annotations": {"foretoken.dev/started": None}}}
     )
     second = cluster.profiler()
-    cluster.go.touch()
+    cluster.finish()
     assert "short" == report_of(second, second.create_profile(REQUEST)).name
     assert 1 == len(cluster.server.store.list("configmaps", lambda _: True))
     second.close()
@@ -186,7 +201,7 @@ def test_a_suspended_job_waits_for_its_queue(cluster: Cluster) -> None:
     assert cluster.controller.running() == {}
     stored = cluster.server.store.get("jobs", name_of_job("short"))
     assert stored["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    cluster.go.touch()
+    cluster.finish()
     cluster.server.store.change("jobs", name_of_job("short"), {"spec": {"suspend": False}})
     assert "short" == report_of(profiler, job).name
     profiler.close()
@@ -200,7 +215,7 @@ def test_a_profile_waits_for_the_pods_of_one_that_is_deleted(cluster: Cluster) -
     profiler.cancel_job(first.job_id)
     second = profiler.create_profile(REQUEST)
     wait_for_message(profiler, second, "2 running")
-    cluster.go.touch()
+    cluster.finish()
     assert "short" == report_of(profiler, second).name
     assert profiler.get_job(first.job_id).state is JobState.CANCELLED
     profiler.close()
@@ -232,7 +247,7 @@ def test_who_follows_a_job_changes_nothing_that_its_pods_read(cluster: Cluster) 
     job = second.create_profile(REQUEST)
     wait_for_message(second, job, "2 running")
     assert before == cluster.server.store.list("configmaps", lambda _: True)
-    cluster.go.touch()
+    cluster.finish()
     report_of(second, job)
     first.close()
     second.close()

@@ -43,9 +43,41 @@ def test_a_failed_shard_is_named_with_its_last_words(cluster: Cluster) -> None:
     assert "  no room for gemm" in caught.value.message
     assert "shard 0" not in caught.value.message
     assert cluster.controller.num_started(name_of_job("short")) == 3
-    cluster.go.touch()
+    cluster.finish()
     cluster.controller.run_instead(cluster.program())
     assert "short" == report_of(profiler, profiler.create_profile(REQUEST)).name
+    profiler.close()
+
+
+def test_pods_that_end_well_and_record_nothing_are_named(cluster: Cluster) -> None:
+    """Where they record elsewhere, or are of another image; the same command starts them again."""
+    cluster.record("0/2", num_rows=4, num_planned=4)
+    cluster.controller.run_instead(cluster.program("shard == 1 and print('no such thing here')"))
+    profiler = cluster.profiler()
+    with pytest.raises(InterruptedJobError) as caught:
+        report_of(profiler, profiler.create_profile(REQUEST))
+    assert "of 1 of its 2 pods this catalog has no run" in caught.value.message
+    assert f"shard 1 ended with status 0 (pod {name_of_job('short')}-1-" in caught.value.message
+    assert "on worker)\n  no such thing here\n" in caught.value.message
+    assert "catalog:50051, where they record" in caught.value.message
+    assert "shard 0" not in caught.value.message
+    cluster.record("1/2", num_rows=4, num_planned=4)
+    assert 6 == report_of(profiler, profiler.create_profile(REQUEST)).num_measured
+    assert 2 == cluster.controller.num_started(name_of_job("short"))
+    profiler.close()
+
+
+def test_a_job_that_recorded_nothing_is_made_again(cluster: Cluster) -> None:
+    cluster.controller.run_instead(cluster.program("pass"))
+    profiler = cluster.profiler()
+    with pytest.raises(InterruptedJobError, match="of 2 of its 2 pods"):
+        report_of(profiler, profiler.create_profile(REQUEST))
+    cluster.controller.run_instead(cluster.program())
+    job = profiler.create_profile(REQUEST)
+    wait_for_message(profiler, job, "2 running")
+    cluster.finish()
+    assert "short" == report_of(profiler, job).name
+    assert 2 == cluster.server.requests.count(("create", "jobs"))
     profiler.close()
 
 
@@ -103,7 +135,7 @@ def test_pods_that_are_refused_are_told_with_the_reason(cluster: Cluster, why: s
     assert [told] == list(profiler.get_job(job.job_id).notices)[1:]
     cluster.controller.refuses_pods = ""
     wait_for_message(profiler, job, "2 running")
-    cluster.go.touch()
+    cluster.finish()
     assert "short" == report_of(profiler, job).name
     profiler.close()
 
@@ -218,7 +250,7 @@ def test_one_that_waits_in_a_queue_is_not_given_up(cluster: Cluster) -> None:
     time.sleep(2.5)
     assert JobState.RUNNING is profiler.get_job(job.job_id).state
     cluster.server.store.change("jobs", name_of_job("short"), {"spec": {"suspend": False}})
-    cluster.go.touch()
+    cluster.finish()
     assert "short" == report_of(profiler, job).name
     profiler.close()
 
@@ -231,7 +263,7 @@ def test_a_server_that_starts_may_not_know_its_callers_for_a_while(cluster: Clus
     cluster.server.num_unknown = 3
     cluster.server.store.drop_watches()
     wait_until(lambda: not cluster.server.num_unknown)
-    cluster.go.touch()
+    cluster.finish()
     assert "short" == report_of(profiler, job).name
     profiler.close()
 
@@ -300,7 +332,7 @@ def test_following_survives_the_api_server(cluster: Cluster, failure: str) -> No
             cluster.server.num_outages = 2
             cluster.server.store.drop_watches()
         time.sleep(0.3)
-    cluster.go.touch()
+    cluster.finish()
     assert "short" == report_of(profiler, job).name
     profiler.close()
     assert cluster.server.requests.count(("create", "jobs")) == 1

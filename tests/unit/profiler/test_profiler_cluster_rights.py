@@ -89,6 +89,7 @@ def _meet(cluster: Cluster) -> None:
     """Time collectives in pods that find each other by a Service."""
     cluster.server.add_node("other")
     cluster.controller.run_instead(["python3", "-I", "-S", "-c", ""])
+    cluster.record("0/1", num_rows=0, num_planned=0)
     profiler = cluster.profiler(collectives=CollectiveSpec(gpus_per_node=1), **_SETTINGS)
     try:
         request = ProfileRequest(device="cpu", operators=("all_reduce",), name="short")

@@ -124,6 +124,25 @@ def test_profile_measures_every_point_and_then_none(
     assert profiler.outline_profile(SMALL).num_calls == 0
 
 
+def test_a_profile_with_nothing_to_time_leaves_a_run_without_rows_once(
+    tmp_path: Path, catalog: FakeCatalog
+) -> None:
+    """Else who waits for it cannot know it from one that never ran."""
+    config = ProfilerConfig(state_folder=str(tmp_path), quick_call_s_max=1e-12, num_threads=1)
+    profiler = ProfilerService(config, catalog)
+    profiler.open()
+    for _ in range(2):
+        report = finish(profiler, profiler.create_profile(replace(SMALL, name="short")))
+        assert ("", 0) == (report.run_id, report.num_measured)
+    profiler.close()
+    (run,) = catalog.runs.values()
+    assert catalog.completed == {run.run_id}
+    assert report.num_skipped > 10
+    assert ("short", "0/1", "0", str(report.num_skipped)) == tuple(
+        run.environment[key] for key in ("profile", "shard", "num_planned", "num_skipped")
+    )
+
+
 def test_report_is_complete(profiler: ProfilerService) -> None:
     report = finish(profiler, profiler.create_profile(SMALL))
     assert [entry.operator for entry in report.operators] == sorted(SMALL.operators)

@@ -28,8 +28,10 @@ from foretoken.profiler.environment import (
 )
 from foretoken.profiler.local_device import LocalDevice
 from foretoken.profiler.planning.coverage import (
+    PLANNED_KEY,
     PROFILE_KEY,
     SHARD_KEY,
+    SKIPPED_KEY,
     CoverageQuery,
     KnownRows,
     name_profile,
@@ -140,6 +142,8 @@ class ProfileMaker:
         ending = _Ending()
         if plan.all_calls or self._config.rendezvous.num_nodes > 1:
             ending = self._time(request, device, plan, report, progress)
+        elif not known.has_run:
+            self._record_nothing(request, device, plan, progress)
         num_skipped = plan.num_skipped + ending.num_left
         return report.build(
             run_id=ending.run_id,
@@ -191,6 +195,14 @@ class ProfileMaker:
                 described = " ".join(f"{name}={value!r}" for name, value in facts.items())
                 _log.info("run_id=%s %s", run.run_id, described)
         return _Ending(run_id=run.run_id, num_left=session.num_left)
+
+    def _record_nothing(
+        self, request: ProfileRequest, device: LocalDevice, plan: ProfilePlan, progress: JobProgress
+    ) -> None:
+        """Record a run without rows: whoever waits for this share sees that none were left."""
+        run = self._describe(request, device, plan, {})
+        with open_writer(self._catalog, run, self.spool_folder, self.hand_over) as writer:
+            writer.finish(lambda message: progress.update(1.0, message))
 
     def _catch_up(self, request: ProfileRequest, device: LocalDevice) -> KnownRows:
         """Record what earlier processes could not, then return what the catalog has."""
@@ -292,7 +304,8 @@ class ProfileMaker:
             **tested,
             PROFILE_KEY: request.name,
             SHARD_KEY: f"{shard_index}/{num_shards}",
-            "num_planned": str(len(plan.all_calls)),
+            PLANNED_KEY: str(len(plan.all_calls)),
+            SKIPPED_KEY: str(plan.num_skipped),
             "seed": str(request.seed),
         }
         name = text_to_name(request.name)

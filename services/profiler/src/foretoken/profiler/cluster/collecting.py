@@ -8,12 +8,14 @@ from typing import Any
 from foretoken.domain.measurements.measurement import MeasurementFilter, RunKind, RunSummary
 from foretoken.domain.measurements.profiling import OperatorProfile, ProfileReport
 from foretoken.domain.ports import CatalogPort
-from foretoken.profiler.planning.coverage import PROFILE_KEY, SHARD_KEY
+from foretoken.profiler.planning.coverage import (
+    PLANNED_KEY,
+    PROFILE_KEY,
+    SHARD_KEY,
+    SKIPPED_KEY,
+)
 from foretoken.profiler.report import failure_notes, repeat_differences
 from foretoken.wire.arrow import read_table
-
-# How many calls a run was to time, in its environment.
-PLANNED_KEY = "num_planned"
 
 _POINT_COLUMNS = ("operator", "phase", "dtype", "kernel", "variant")
 _ROW_COLUMNS = (
@@ -45,6 +47,18 @@ def count_rows(runs: Iterable[RunSummary]) -> tuple[int, int]:
     return num_recorded, sum(planned for _, planned in counts)
 
 
+def find_silent_shards(
+    catalog: CatalogPort, name: str, num_pods: int, *, is_group: bool
+) -> tuple[int, ...]:
+    """Return the pods of a profile's Job of which the catalog has no run, not one without rows.
+
+    Of pods that time together the first records for all.
+    """
+    recorded = {summary.run.environment.get(SHARD_KEY) for summary in find_runs(catalog, name)}
+    num_shards = 1 if is_group else num_pods
+    return tuple(i for i in range(num_shards) if f"{i}/{num_shards}" not in recorded)
+
+
 def build_report(catalog: CatalogPort, name: str, device: str, wall_s: float) -> ProfileReport:
     """Return the outcome of a profile by what is in the catalog, whichever pod brought it."""
     runs = find_runs(catalog, name)
@@ -53,15 +67,17 @@ def build_report(catalog: CatalogPort, name: str, device: str, wall_s: float) ->
         found = [row for summary in own for row in _read_rows(catalog, summary.run.run_id)]
         rows += _drop_doubted(found, len(found) - (_num_planned(own) or len(found)))
     num_recorded, num_planned = count_rows(runs)
+    num_planned = max(num_planned, num_recorded)
+    num_skipped = _num_skipped(runs)
     measured = [row for row in rows if row["status"] == "ok"]
     differences = _differences(measured)
     return ProfileReport(
         run_id=runs[0].run.run_id if len(runs) == 1 else "",
         device=device,
-        num_planned=max(num_planned, num_recorded),
+        num_planned=num_planned + num_skipped,
         num_measured=len(measured),
         num_failed=len(rows) - len(measured),
-        num_skipped=max(num_planned - num_recorded, 0),
+        num_skipped=num_planned - num_recorded + num_skipped,
         wall_s=wall_s,
         name=name,
         num_flagged=sum(bool(row["flags"]) for row in rows),
@@ -92,6 +108,15 @@ def _by_shard(runs: Iterable[RunSummary]) -> Mapping[str, Sequence[RunSummary]]:
 def _num_planned(runs: Iterable[RunSummary]) -> int:
     """Return what a shard planned at first; when it was tried again it was less."""
     return max(int(summary.run.environment.get(PLANNED_KEY, 0)) for summary in runs)
+
+
+def _num_skipped(runs: Sequence[RunSummary]) -> int:
+    """Return what needed no timing when the shards of the newest Job began."""
+    cuts = [summary.run.environment.get(SHARD_KEY, "").partition("/")[2] for summary in runs]
+    newest = [summary for summary, cut in zip(runs, cuts, strict=True) if cut == cuts[0]]
+    return sum(
+        int(own[0].run.environment.get(SKIPPED_KEY, 0)) for own in _by_shard(newest).values()
+    )
 
 
 def _drop_doubted(rows: Sequence[Mapping[str, Any]], num_dropped: int) -> list[Mapping[str, Any]]:

@@ -44,8 +44,8 @@ def index_of_pod(pod: Resource) -> int:
     return int(marks.get(INDEX_KEY, -1))
 
 
-def ending_of_pod(pod: Resource) -> str:
-    """Return how a pod that failed ended."""
+def ending_of_pod(pod: Resource, ending: str = "failed") -> str:
+    """Return how a pod ended, `ending` where its state does not say more."""
     status = pod.get("status") or {}
     if status.get("reason"):
         return _sentence(f"was stopped: {status['reason']}", status.get("message"))
@@ -55,7 +55,7 @@ def ending_of_pod(pod: Resource) -> str:
             if terminated.get("reason") == "OOMKilled":
                 return _OUT_OF_MEMORY
             return f"ended with status {terminated.get('exitCode', '?')}"
-    return "failed"
+    return ending
 
 
 _OUT_OF_MEMORY = "ran out of memory: raise profiler.kubernetes.memory_limit"
@@ -199,20 +199,40 @@ class JobFollower:
 
     def describe_failure(self, job_name: str, view: JobView) -> str:
         """Return what failed: the shards, how they ended, and what they wrote last."""
-        lines = [f"the Job {job_name} failed: {view.reason}"]
-        latest: dict[int, Resource] = {}
-        for pod in sorted(self._list_pods(job_name), key=_creation_of_pod):
-            if (pod.get("status") or {}).get("phase") == "Failed":
-                latest[index_of_pod(pod)] = pod
-        for shard in view.failed_shards or sorted(latest):
-            if shard not in latest:
-                lines.append(f"shard {shard} failed; its pod is gone")
-                continue
-            lines.append(f"shard {shard} {ending_of_pod(latest[shard])}")
-            pod = latest[shard]["metadata"]["name"]
-            log = self._api.read_log(pod, CONTAINER, _NUM_LOG_LINES)
-            lines += [f"  {line}" for line in log.splitlines()]
-        return "\n".join(lines)
+        pods = self._latest_pods(job_name, "Failed")
+        lines = [
+            line
+            for shard in view.failed_shards or sorted(pods)
+            for line in self._last_words(shard, pods.get(shard), "failed")
+        ]
+        return "\n".join((f"the Job {job_name} failed: {view.reason}", *lines))
+
+    def describe_silence(self, job_name: str, shards: Sequence[int]) -> str:
+        """Return how the pods of these shards ended, and what they wrote last."""
+        pods = self._latest_pods(job_name, "Succeeded")
+        return "\n".join(
+            line for shard in shards for line in self._last_words(shard, pods.get(shard), "ended")
+        )
+
+    def _latest_pods(self, job_name: str, phase: str) -> Mapping[int, Resource]:
+        """Return the newest pod of each shard that is in a phase."""
+        pods = sorted(self._list_pods(job_name), key=_creation_of_pod)
+        return {
+            index_of_pod(pod): pod
+            for pod in pods
+            if (pod.get("status") or {}).get("phase") == phase
+        }
+
+    def _last_words(self, shard: int, pod: Resource | None, ending: str) -> Iterator[str]:
+        if pod is None:
+            yield f"shard {shard} {ending}; its pod is gone"
+            return
+        name = pod["metadata"]["name"]
+        node = pod["spec"].get("nodeName")
+        where = f"{name} on {node}" if node else name
+        yield f"shard {shard} {ending_of_pod(pod, ending)} (pod {where})"
+        for line in self._api.read_log(name, CONTAINER, _NUM_LOG_LINES).splitlines():
+            yield f"  {line}"
 
     def _follow_once(self, job_name: str) -> Iterator[JobView]:
         """Yield from one look at the Job, and from watches that begin there."""

@@ -31,7 +31,12 @@ from foretoken.jobs.service import RunsJobs
 from foretoken.jobs.sharing import SharedJobs
 from foretoken.profiler.cluster import objects
 from foretoken.profiler.cluster.api import ClusterApi, Resource
-from foretoken.profiler.cluster.collecting import build_report, count_rows, find_runs
+from foretoken.profiler.cluster.collecting import (
+    build_report,
+    count_rows,
+    find_runs,
+    find_silent_shards,
+)
 from foretoken.profiler.cluster.following import (
     JobFollower,
     StartPatience,
@@ -212,7 +217,11 @@ class ClusterProfiler(RunsJobs):
         progress.update(0.0, "submitting")
         submitter = JobSubmitter(self._api, self._spec, self._setup)
         plan = submitter.plan(request, is_group=is_group)
-        job = submitter.submit(plan, lambda message: progress.update(0.0, message))
+        job = submitter.submit(
+            plan,
+            lambda message: progress.update(0.0, message),
+            lambda: not self._find_silent_shards(plan),
+        )
         self._submitted[progress.job_id] = job
         identity = {key: job["metadata"][key] for key in ("name", "uid")}
         progress.publish(_SUBMITTED, identity["uid"], {"metadata": identity})
@@ -229,7 +238,31 @@ class ClusterProfiler(RunsJobs):
             raise CancelledJobError(f"the Job {plan.job_name} was deleted") from None
         finally:
             del self._submitted[progress.job_id]
+        self._check_recorded(plan)
         return build_report(self._catalog, request.name, request.device, time.monotonic() - start_s)
+
+    def _find_silent_shards(self, plan: objects.JobPlan) -> tuple[int, ...]:
+        return find_silent_shards(
+            self._catalog, plan.request.name, plan.num_pods, is_group=plan.is_group
+        )
+
+    def _check_recorded(self, plan: objects.JobPlan) -> None:
+        """Refuse a Job whose pods ended well, of which the catalog has nothing.
+
+        Raises:
+            InterruptedJobError: of some of them; the message says how they ended.
+
+        """
+        silent = self._find_silent_shards(plan)
+        if silent:
+            endings = JobFollower(self._api, self._spec).describe_silence(plan.job_name, silent)
+            raise InterruptedJobError(
+                f"the Job {plan.job_name} is complete, and of {len(silent)} of its"
+                f" {plan.num_pods} pods this catalog has no run\n{endings}\nis"
+                f" {self._setup.catalog}, where they record, this catalog, and"
+                f" {self._spec.image} the profiler's image of this version? the same command"
+                " starts them again"
+            )
 
     def _delete(self, job: Resource) -> None:
         """Delete a Job in the cluster.

@@ -212,8 +212,15 @@ class JobSubmitter:
             present=names,
         )
 
-    def submit(self, plan: objects.JobPlan, on_wait: Callable[[str], None]) -> Resource:
+    def submit(
+        self,
+        plan: objects.JobPlan,
+        on_wait: Callable[[str], None],
+        is_recorded: Callable[[], bool],
+    ) -> Resource:
         """Return the Job: a new one with what it needs, or the one that is there.
+
+        One that is complete is none any more unless what it did `is_recorded`.
 
         Raises:
             InvalidRequestError: a Job of this name profiles something else.
@@ -222,7 +229,7 @@ class JobSubmitter:
         content = hash_content(plan.request, plan.num_pods)
         while True:
             job, _ = self._api.find_job(plan.job_name)
-            if job is not None and self._is_replaced(job, content):
+            if job is not None and self._is_replaced(job, content, is_recorded):
                 self._api.delete_job(job)
                 on_wait("waiting for the pods of an earlier Job to end")
                 self._sleep(_DELETION_PAUSE_S)
@@ -273,7 +280,7 @@ class JobSubmitter:
             found.append(objects.build_service(plan, self._spec))
         return found
 
-    def _is_replaced(self, job: Resource, content: str) -> bool:
+    def _is_replaced(self, job: Resource, content: str, is_recorded: Callable[[], bool]) -> bool:
         """Return whether a Job of this name must go before ours may come."""
         metadata = job["metadata"]
         if metadata.get("deletionTimestamp"):
@@ -281,7 +288,7 @@ class JobSubmitter:
         conditions = (job.get("status") or {}).get("conditions") or ()
         endings = {c["type"] for c in conditions if c["status"] == "True"}
         is_same = (metadata.get("annotations") or {}).get(objects.CONTENT_ANNOTATION) == content
-        if "Failed" in endings or ("Complete" in endings and not is_same):
+        if "Failed" in endings or ("Complete" in endings and not (is_same and is_recorded())):
             return True
         if not is_same:
             raise InvalidRequestError.of_field(

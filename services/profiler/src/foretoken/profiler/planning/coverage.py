@@ -48,6 +48,8 @@ Point = tuple[str, str, str, str, str, tuple[int, ...]]
 # Under these names a run's environment says which profile it belongs to, and which share of it.
 PROFILE_KEY = "profile"
 SHARD_KEY = "shard"
+# How many calls it was to time, and how many of its share needed no timing.
+PLANNED_KEY, SKIPPED_KEY = "num_planned", "num_skipped"
 
 _COLUMNS = (
     *("run_id", "operator", "phase", "dtype", "dims", "topology", "framework_version"),
@@ -77,11 +79,13 @@ class CoverageQuery:
 class KnownRows:
     """What is in the catalog.
 
-    `covered` are points with a good row of another profile. `own` counts the rows of this share of
-    the profile, failed and flagged ones included, with `medians_us` of those that were timed;
-    `earlier` those of the same profile when it was cut into another number of shares.
+    `has_run` says whether this share of the profile was recorded before, rows or not. `covered` are
+    points with a good row of another profile. `own` counts the rows of this share of the profile,
+    failed and flagged ones included, with `medians_us` of those that were timed; `earlier` those of
+    the same profile when it was cut into another number of shares.
     """
 
+    has_run: bool = False
     covered: set[Point] = field(default_factory=set)
     own: Counter[Point] = field(default_factory=Counter)
     earlier: Counter[Point] = field(default_factory=Counter)
@@ -123,7 +127,7 @@ def read_coverage(catalog: CatalogPort, query: CoverageQuery) -> KnownRows:
     )
     table = read_table(catalog.read_measurements(selection)).select(_COLUMNS)
     is_same = pc.equal(table.column("framework_version"), query.framework_version)
-    known = KnownRows()
+    known = KnownRows(has_run=query.shard in shards.values())
     for operator, rows in _by_operator(table.filter(is_same)):
         _add_rows(known, operator, rows, query, shards)
     return known
