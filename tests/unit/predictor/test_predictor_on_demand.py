@@ -38,7 +38,7 @@ from foretoken.domain.ports import TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
-from foretoken.predictor.on_demand import LearnedFolder
+from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.trainer import hash_training
 from foretoken.predictor.training_rows import read_series

@@ -29,8 +29,10 @@ from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.name import check_name, path_inside
 from foretoken.domain.ports import CatalogPort, ModelVersion
 from foretoken.domain.text_file import Archive
+from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.model_set import ModelSet
-from foretoken.predictor.model_store import read_models, write_models, write_whole
+from foretoken.predictor.model_store import read_models, write_models
+from foretoken.predictor.packing import write_whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,9 +80,15 @@ _LEFTOVER_S = 3_600.0
 class ModelLibrary:
     """The versions, of which one is active and a few are loaded."""
 
-    def __init__(self, catalog: CatalogPort, folder: Path, *, max_loaded: int) -> None:
-        """Keep copies under `folder`; the active version and `max_loaded` pinned ones in memory."""
+    def __init__(
+        self, catalog: CatalogPort, folder: Path, learned: LearnedFolder, *, max_loaded: int
+    ) -> None:
+        """Keep copies under `folder`; the active version and `max_loaded` pinned ones in memory.
+
+        Models that versions have only the points of are kept in `learned`.
+        """
         self._catalog = catalog
+        self._learned = learned
         self._folder = folder
         self._max_loaded = max_loaded
         self._active = ModelSet()
@@ -259,7 +267,7 @@ class ModelLibrary:
 
     def _load(self, version: str) -> ModelSet:
         try:
-            models = read_models(self._copy_of(version))
+            models = read_models(self._copy_of(version), self._learned)
         except NotTrainedError:
             raise
         except Exception as err:  # what is damaged can fail anywhere

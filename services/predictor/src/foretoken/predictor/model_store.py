@@ -7,48 +7,59 @@ JSON and plain arrays.
 
 import io
 import json
+import logging
 import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain import schema
-from foretoken.domain.errors import CorruptCatalogError, NotTrainedError
+from foretoken.domain.errors import CorruptCatalogError, ForetokenError, NotTrainedError
 from foretoken.domain.results.report import OperatorTrainingReport
-from foretoken.predictor.features import FEATURE_REVISION
-from foretoken.predictor.intervals.calibration import Calibration
+from foretoken.jobs.progress import tell_job
+from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.model_set import ModelSet
-from foretoken.predictor.packing import Arrays, pack, unpack
-from foretoken.predictor.regression.curves import CurveRegressor, has_curves
-from foretoken.predictor.regression.prediction import Regressor, RegressorState
-from foretoken.predictor.regression.series_regressor import SeriesRegressor
+from foretoken.predictor.packed_model import (
+    STORE_REVISION,
+    has_model,
+    pack_model,
+    train_points,
+    unpack_model,
+    unpack_points,
+    unpack_report,
+)
+from foretoken.predictor.packing import pack, unpack
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel
-from foretoken.predictor.transfer.device_transfer import is_device_transfer, own_state, restore
 from foretoken.predictor.transfer.support import Support
 
-# Raised when what is written changes; features have a revision of their own.
-_FORMAT_REVISION = 4
-STORE_REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
+_log = logging.getLogger(__name__)
+
 _INDEX, _TRANSFERS = "index.json", "transfers"
 
 
 class StoredSeries(Mapping[SeriesKey, SeriesModel]):
     """The models of series, each unpacked when first asked for, and then kept."""
 
-    def __init__(self, heads: Mapping[SeriesKey, SeriesHead], packed: Mapping[str, bytes]) -> None:
-        """Keep what is known of every series, and what reads their members by name."""
+    def __init__(
+        self,
+        heads: Mapping[SeriesKey, SeriesHead],
+        packed: Mapping[str, bytes],
+        learned: LearnedFolder | None = None,
+    ) -> None:
+        """Keep what is known of every series, and what reads their members by name.
+
+        Models of members that have none are looked for in `learned`, and kept there.
+        """
         self.heads = heads
-        self._packed = packed
+        self._packed, self._learned = packed, learned
         self._models: dict[SeriesKey, SeriesModel] = {}
         self._lock = threading.Lock()
 
@@ -63,19 +74,29 @@ class StoredSeries(Mapping[SeriesKey, SeriesModel]):
         with self._lock:
             if key not in self._models:
                 with _reading(key):
-                    self._models[key] = unpack_model(head, self.packed(key))
+                    self._models[key] = self._load(head, self.packed(key))
             return self._models[key]
+
+    def _load(self, head: SeriesHead, content: bytes) -> SeriesModel:
+        if has_model(content):
+            return unpack_model(head, content)
+        label = training_label(head.key)
+
+        def train() -> SeriesModel:
+            _log.info("%s: points=%d", label, head.num_points)
+            return train_points(head, content, lambda: tell_job(label))
+
+        return train() if self._learned is None else self._learned.load(head, train)
 
     def read_series(self, key: SeriesKey) -> Series:
         """Return the points of a series, without its model."""
         with _reading(key):
-            meta, arrays = unpack(self.packed(key))
-            return _read_points(self.heads[key], meta, arrays)
+            return unpack_points(self.heads[key], self.packed(key))
 
     def read_report(self, key: SeriesKey) -> OperatorTrainingReport:
         """Return how good the model of a series is."""
         with _reading(key):
-            return schema.decode(OperatorTrainingReport, unpack(self.packed(key))[0]["report"])
+            return unpack_report(self.packed(key))
 
     def __contains__(self, key: object) -> bool:
         """Tell whether there is such a series, without loading it."""
@@ -94,7 +115,7 @@ class StoredSeries(Mapping[SeriesKey, SeriesModel]):
 def _reading(key: SeriesKey) -> Iterator[None]:
     try:
         yield
-    except CorruptCatalogError:
+    except ForetokenError:
         raise
     except Exception as err:  # what is damaged can fail anywhere
         raise CorruptCatalogError(
@@ -161,8 +182,16 @@ def _write_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
     archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
 
 
-def read_models(path: Path) -> ModelSet:
+def training_label(key: SeriesKey) -> str:
+    """Say which series is trained."""
+    what = ", ".join(text for text in (key.dtype, key.framework, key.variant, key.kernel) if text)
+    return f"training {key.operator} on {key.topology or key.device} ({what})"
+
+
+def read_models(path: Path, learned: LearnedFolder | None = None) -> ModelSet:
     """Return the models of a file, without what is known of their version.
+
+    Models that it has only the points of are kept in `learned` once they are trained.
 
     Raises:
         NotTrainedError: another release wrote them, whose features mean something else.
@@ -188,86 +217,4 @@ def read_models(path: Path) -> ModelSet:
         )
         for place, item in enumerate(meta["transfers"])
     }
-    return ModelSet(series=StoredSeries(heads, members), transfers=transfers)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is there whole or not at all; who reads the one before goes on."""
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-
-
-def pack_model(model: SeriesModel) -> bytes:
-    """Return the model of a series as its member."""
-    series, calibration, state = model.series, model.calibration, model.regressor.to_state()
-    meta = {
-        "noise_log": series.noise_log,
-        "min_roofline_ratio": model.min_roofline_ratio,
-        "floor_slack_ratio": model.floor_slack_ratio,
-        "spread_power": calibration.spread_power,
-        "numbers": dict(state.numbers),
-        "report": schema.encode(model.report),
-    }
-    arrays: dict[str, npt.NDArray[Any]] = {
-        # Column by column, in order: what repeats packs well.
-        "points": np.ascontiguousarray(_narrow(series.points).T),
-        "latency_us": series.latency_us.astype(np.float32),
-        "bin_edges_us": calibration.bin_edges_us,
-        "bin_ratio": calibration.bin_ratio,
-        "tier_log": calibration.tier_log,
-        **{f"regressor:{name}": array for name, array in state.arrays.items()},
-    }
-    return pack(meta, arrays)
-
-
-def unpack_model(head: SeriesHead, content: bytes) -> SeriesModel:
-    """Return the model of a series from its member."""
-    meta, arrays = unpack(content)
-    series = _read_points(head, meta, arrays)
-    bins = arrays["bin_edges_us"], arrays["bin_ratio"]
-    return SeriesModel(
-        series=series,
-        regressor=_read_regressor(series, meta, arrays),
-        calibration=Calibration(*bins, meta["spread_power"], arrays["tier_log"]),
-        min_roofline_ratio=meta["min_roofline_ratio"],
-        floor_slack_ratio=meta["floor_slack_ratio"],
-        content_hash=head.content_hash,
-        report=schema.decode(OperatorTrainingReport, meta["report"]),
-    )
-
-
-def _read_points(head: SeriesHead, meta: Mapping[str, Any], arrays: Arrays) -> Series:
-    return Series(
-        key=head.key,
-        points=np.ascontiguousarray(arrays["points"].T, dtype=np.int64),
-        latency_us=arrays["latency_us"].astype(np.float64),
-        noise_log=meta["noise_log"],
-        kernels=head.kernels,
-    )
-
-
-def _read_regressor(series: Series, meta: Mapping[str, Any], arrays: Arrays) -> Regressor:
-    own = {
-        name.partition(":")[2]: array
-        for name, array in arrays.items()
-        if name.startswith("regressor:")
-    }
-    state = RegressorState(own, meta["numbers"])
-    if has_curves(series.key.spec):
-        return CurveRegressor.from_state(state)
-    design = series.design
-    log_ratio = np.log(series.latency_us / design.base_us)
-    if not is_device_transfer(state):
-        return SeriesRegressor.from_state(state, design, log_ratio)
-    return restore(SeriesRegressor.from_state(own_state(state), design, log_ratio), state)
-
-
-def _narrow(points: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Return integers in the fewest bytes that hold them."""
-    return points.astype(np.min_scalar_type(int(points.max(initial=0))))
+    return ModelSet(series=StoredSeries(heads, members, learned), transfers=transfers)

@@ -12,12 +12,11 @@ import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from foretoken.domain.call_scope import beyond_call
 from foretoken.domain.errors import ForetokenError
@@ -26,18 +25,19 @@ from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.ports import CatalogPort
 from foretoken.jobs.progress import tell_job
 from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.learned_models import LearnedModels, subjects_of
 from foretoken.predictor.model_set import ModelSet, Subject, own_heads
 from foretoken.predictor.model_store import (
-    STORE_REVISION,
     StoredSeries,
-    pack_model,
     read_models,
+    training_label,
     write_models,
-    write_whole,
 )
+from foretoken.predictor.packed_model import pack_model
+from foretoken.predictor.packing import write_whole
 from foretoken.predictor.trainer import hash_training, train_series
-from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, read_series
+from foretoken.predictor.training_rows import Series, SeriesKey, read_series
 from foretoken.predictor.transfer import train_transfers
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _SEED = 0
 # Subjects whose rows stay in memory while their series are trained one by one.
 _MAX_READ = 8
 _REVISION_LENGTH = 12
-_SUBJECTS, _OUTLINE, _MEMBER = "subjects", "outline", "series"
+_SUBJECTS, _OUTLINE = "subjects", "outline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,49 +59,13 @@ class _Place:
     device: str
 
 
-class LearnedFolder(Mapping[str, bytes]):
-    """The packed models of series by the identity of their training, a file each."""
-
-    def __init__(self, folder: Path) -> None:
-        """Use the part of a folder that is for models as this release writes them."""
-        self.path = folder / "-".join(map(str, STORE_REVISION))
-
-    def __getitem__(self, content_hash: str) -> bytes:
-        """Return one that was kept."""
-        try:
-            return zlib.decompress(self._file(content_hash).read_bytes())
-        except FileNotFoundError as err:
-            raise KeyError(content_hash) from err
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the identities."""
-        return (path.stem for path in self.path.glob(f"*.{_MEMBER}"))
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return sum(1 for _ in self)
-
-    def keep(self, content_hash: str, packed: bytes) -> None:
-        """Keep one; whoever reads meanwhile finds it whole or not at all."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file(content_hash), zlib.compress(packed))
-
-    def forget(self, heads: Collection[SeriesHead]) -> None:
-        """Remove those that a version has now."""
-        for head in heads:
-            self._file(head.content_hash).unlink(missing_ok=True)
-
-    def _file(self, content_hash: str) -> Path:
-        return self.path / f"{content_hash}.{_MEMBER}"
-
-
 class Learner:
     """Trains what questions need of what was measured and is in no version."""
 
-    def __init__(self, catalog: CatalogPort, folder: Path, config: PredictorConfig) -> None:
-        """Keep the ports; what is learned is kept under `folder`."""
+    def __init__(self, catalog: CatalogPort, kept: LearnedFolder, config: PredictorConfig) -> None:
+        """Keep the ports, and the folder for what is learned."""
         self._catalog, self._config = catalog, config
-        self.kept = LearnedFolder(folder)
+        self.kept = kept
         self._lock = threading.RLock()
         self._looked_s = -float("inf")
         self._revision = ""
@@ -226,8 +190,7 @@ class Learner:
         """Train a series, keep it by what it was trained on, and return it packed."""
         with self._lock:
             series = self._read_rows(place)[key]
-        what = ", ".join(text for text in (key.dtype, key.framework, key.variant) if text)
-        label = f"training {key.operator} on {key.topology or key.device} ({what})"
+        label = training_label(key)
         _log.info("%s: points=%d", label, series.num_points)
         packed = pack_model(
             train_series(series, self._config, _SEED, heartbeat=lambda: tell_job(label))

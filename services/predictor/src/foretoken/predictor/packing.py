@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,3 +36,15 @@ def unpack(content: bytes) -> tuple[Mapping[str, Any], Arrays]:
         arrays[name] = whole.view(kind).reshape(shape)
         start += num_bytes
     return meta, arrays
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is there whole or not at all; who reads the one before goes on."""
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

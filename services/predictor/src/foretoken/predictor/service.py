@@ -38,10 +38,11 @@ from foretoken.predictor.drift import DriftWatch
 from foretoken.predictor.estimate_cache import EstimateCache
 from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.explaining import explain
+from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.model_library import ModelLibrary
-from foretoken.predictor.model_set import ModelSet
-from foretoken.predictor.model_store import STORE_REVISION
+from foretoken.predictor.model_set import ModelSet, own_heads
 from foretoken.predictor.on_demand import Learner
+from foretoken.predictor.packed_model import STORE_REVISION
 from foretoken.predictor.planning.profile_plan import plan_profile
 from foretoken.predictor.query_check import check_query
 from foretoken.predictor.query_columns import grid_columns
@@ -94,12 +95,14 @@ class PredictorService(RunsJobs):
         self._layers: dict[str, LayeredModels] = {}
         self._catalog = catalog
         self._now = now
+        learned = LearnedFolder(folder / "learned")
         self._library = ModelLibrary(
             catalog,
             folder / "models",
+            learned,
             max_loaded=config.max_pinned_models,
         )
-        self._learner = Learner(catalog, folder / "learned", config)
+        self._learner = Learner(catalog, learned, config)
         self.statistics = PredictionStatistics()
         self._cache = EstimateCache(config.max_cached_rows, self.statistics.observe_cache)
         self._corrections = CorrectionBook(catalog, now)
@@ -331,7 +334,7 @@ class PredictorService(RunsJobs):
         # What a model that answers was trained on must not be pruned.
         self._catalog.create_snapshot(kept_rows, f"model {models.version}")
         self._library.take_up(models)
-        self._learner.kept.forget(models.heads)
+        self._learner.kept.forget(tuple(own_heads(models.heads)))
         self.statistics.observe_model(models.version)
         _log.info("trained: version=%s rows=%d", models.version, models.num_rows)
         return PredictorTrainingReport(

@@ -25,9 +25,9 @@ from foretoken.domain.measurements.estimate import DType, LatencyQuery
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import FEATURE_REVISION
+from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
-from foretoken.predictor.model_store import pack_model, read_models, unpack_model
-from foretoken.predictor.on_demand import LearnedFolder
+from foretoken.predictor.model_store import read_models
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.trainer import SeriesModel, train_series
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, unite_series
@@ -158,19 +158,9 @@ class StarterSeries(Mapping[SeriesKey, SeriesModel]):
             return self._models[key]
 
     def _load(self, head: SeriesHead) -> SeriesModel:
-        try:
-            return unpack_model(head, self._kept[head.content_hash])
-        except KeyError:
-            pass
-        except Exception as err:  # noqa: BLE001 - what is damaged can fail anywhere
-            _log.warning("trained anew: a model of %s cannot be read: %r", head.key.operator, err)
-        model = self.train(head.key, self._tunings.find(head.content_hash))
-        model = dataclasses.replace(model, content_hash=head.content_hash)
-        try:
-            self._kept.keep(head.content_hash, pack_model(model))
-        except OSError as err:  # without it the next process trains again
-            _log.warning("the model is not kept: %s", err)
-        return model
+        return self._kept.load(
+            head, lambda: self.train(head.key, self._tunings.find(head.content_hash))
+        )
 
     def train(self, key: SeriesKey, tuning: Tuning | None = None) -> SeriesModel:
         """Train a series, as a tuning of it says where there is one."""

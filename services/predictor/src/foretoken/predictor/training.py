@@ -15,7 +15,8 @@ from foretoken.jobs.executors.observed import ObservedExecutor
 from foretoken.jobs.runner import JobProgress
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, own_heads
-from foretoken.predictor.model_store import StoredSeries, pack_model, store_series
+from foretoken.predictor.model_store import StoredSeries, store_series
+from foretoken.predictor.packed_model import pack_model, pack_points
 from foretoken.predictor.report.scoring import merge_reports
 from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.predictor.transfer import train_transfers
@@ -71,6 +72,10 @@ class Known:
         keys = {head.content_hash: key for key, head in series.heads.items()}
         object.__setattr__(self, "_keys", keys)
 
+    def has(self, content_hash: str) -> bool:
+        """Tell whether the version has a series that is trained so."""
+        return content_hash in self._keys
+
     def find(self, content_hash: str) -> bytes | None:
         """Return a model that was trained so, packed; none where there is none to be read."""
         key = self._keys.get(content_hash)
@@ -119,7 +124,9 @@ def train_models(
 
     A model is kept, not trained again, where neither its rows and parameters nor what it borrows
     from other devices have changed. The others are trained side by side on the executor's workers,
-    the largest first: the same models, however many there are.
+    the largest first: the same models, however many there are. Series that unite software or pick
+    a kernel repeat others, and many are never asked for: of them the points are kept, and they are
+    trained when a question is about them, but where other devices are to teach them, too.
 
     Raises:
         CancelledJobError: the job was cancelled.
@@ -137,28 +144,36 @@ def train_models(
     library = DonorLibrary(sizes, find, request.seed)
     packed = {head.content_hash: before.packed(head.key) for head in kept}
     heads = {head.key: head for head in kept}
-    waiting: list[tuple[Series, DonorPool | None]] = []
+    pools: dict[SeriesKey, DonorPool | None] = {}
     for series in found:
         progress.update(_READ_RATIO, "looking for models that are there")
-        pool = library.find(series.key) if may_transfer(series) else None
-        head = series.head(hash_transfer(series, pool, config, request.seed))
-        heads[series.key] = head
-        same = known.find(head.content_hash)
-        if same is None:
-            waiting.append((series, pool))
+        pool = pools[series.key] = library.find(series.key) if may_transfer(series) else None
+        heads[series.key] = series.head(hash_transfer(series, pool, config, request.seed))
+    heads = dict(sorted(heads.items()))
+    single = [head.key for head in own_heads(tuple(heads.values()))]
+    at_once = {*single, *(key for key, pool in pools.items() if pool is not None)}
+    waiting: list[tuple[Series, DonorPool | None]] = []
+    num_reused = 0
+    for series in found:
+        content_hash = heads[series.key].content_hash
+        if series.key not in at_once:
+            packed[content_hash] = pack_points(series, config, request.seed)
+            num_reused += known.has(content_hash)
+        elif (same := known.find(content_hash)) is None:
+            waiting.append((series, pools[series.key]))
         else:
-            packed[head.content_hash] = same
+            packed[content_hash] = same
+            num_reused += 1
     waiting.sort(key=lambda item: -item[0].num_points)
     for key, content in _train_all(waiting, config, request.seed, progress, executor):
         packed[heads[key].content_hash] = content
         known.keep(bytes.fromhex(heads[key].content_hash), content)
-    after = StoredSeries(dict(sorted(heads.items())), packed)
+    after = StoredSeries(heads, packed)
     progress.update(_READ_RATIO + _SERIES_RATIO, "learning typical efficiencies")
-    single = [head.key for head in own_heads(tuple(after.heads.values()))]
     transfers = train_transfers(map(find, single), config, request.seed, executor)
     return Trained(
         models=ModelSet(series=after, transfers=transfers),
-        num_reused=len(found) - len(waiting),
+        num_reused=num_reused,
         reports=merge_reports(after.read_report(key) for key in single if key in points),
     )
 

@@ -1,0 +1,72 @@
+"""What was learned when questions needed it: a folder with a file per series.
+
+Files are named by the identity of the training, as the members of a version are. They appear whole,
+so processes share them without a lock.
+"""
+
+import logging
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from foretoken.predictor.packed_model import STORE_REVISION, pack_model, unpack_model
+from foretoken.predictor.packing import write_whole
+from foretoken.predictor.trainer import SeriesModel
+from foretoken.predictor.training_rows import SeriesHead
+
+_log = logging.getLogger(__name__)
+
+_MEMBER = "series"
+
+
+class LearnedFolder(Mapping[str, bytes]):
+    """The packed models of series by the identity of their training, a file each."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use the part of a folder that is for models as this release writes them."""
+        self.path = folder / "-".join(map(str, STORE_REVISION))
+
+    def __getitem__(self, content_hash: str) -> bytes:
+        """Return one that was kept."""
+        try:
+            return zlib.decompress(self._file(content_hash).read_bytes())
+        except FileNotFoundError as err:
+            raise KeyError(content_hash) from err
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the identities."""
+        return (path.stem for path in self.path.glob(f"*.{_MEMBER}"))
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return sum(1 for _ in self)
+
+    def keep(self, content_hash: str, packed: bytes) -> None:
+        """Keep one; whoever reads meanwhile finds it whole or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_whole(self._file(content_hash), zlib.compress(packed))
+
+    def load(self, head: SeriesHead, train: Callable[[], SeriesModel]) -> SeriesModel:
+        """Return a model as it was kept; one that was not is trained, and kept."""
+        content_hash = head.content_hash
+        try:
+            return unpack_model(head, self[content_hash])
+        except KeyError:
+            pass
+        except Exception as err:  # noqa: BLE001 - what is damaged can fail anywhere
+            _log.warning("trained anew: a model of %s cannot be read: %r", head.key.operator, err)
+        model = train()
+        try:
+            self.keep(content_hash, pack_model(model))
+        except OSError as err:  # without it the next process trains again
+            _log.warning("the model is not kept: %s", err)
+        return replace(model, content_hash=content_hash)
+
+    def forget(self, heads: Collection[SeriesHead]) -> None:
+        """Remove those that a version has now."""
+        for head in heads:
+            self._file(head.content_hash).unlink(missing_ok=True)
+
+    def _file(self, content_hash: str) -> Path:
+        return self.path / f"{content_hash}.{_MEMBER}"
