@@ -307,8 +307,9 @@ def test_a_client_that_stops_reading_gives_its_thread_back(registry: CollectorRe
         CatalogClient.connect(options) as client,
         grpc.insecure_channel(options.address) as channel,
     ):
-        batch = MeasurementBatch(batch_index=0, rows=rows, is_last=True)
-        list(client.record(make_run(), [batch]))
+        for run_id, sent in (("run-1", rows), ("run-2", rows[:1])):
+            batch = MeasurementBatch(batch_index=0, rows=sent, is_last=True)
+            list(client.record(make_run(run_id), [batch]))
         selection = MeasurementFilter(run_id="run-1")
         request = catalog_pb2.ReadMeasurementsRequest(
             selection=codec.encode(selection, measurement_pb2.MeasurementFilter)
@@ -319,7 +320,8 @@ def test_a_client_that_stops_reading_gives_its_thread_back(registry: CollectorRe
             lambda: _value(registry, "requests_in_flight", "ReadMeasurements"), 0.0
         )
         assert in_flight == 0.0
-        assert read_table(client.read_measurements(selection)) == rows
+        other = MeasurementFilter(run_id="run-2")
+        assert read_table(client.read_measurements(other)) == rows[:1]
 
 
 def test_old_connections_are_left_and_no_call_fails() -> None:

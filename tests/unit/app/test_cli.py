@@ -125,7 +125,7 @@ def test_a_reader_that_leaves_causes_no_traceback(tmp_path: Path) -> None:
             stdout=pipe,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert "Traceback" not in outcome.stderr
@@ -168,7 +168,7 @@ def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> Non
         assert set(before) <= {"simulate at 2/s"}
         # Shells say 130 of both. CPython ends by the signal where it came inside of `exec` of a
         # text, as when a dataclass is made, whatever became of it (run_eval_code_obj).
-        assert process.wait(timeout=30) in {130, -signal.SIGINT}
+        assert process.wait(timeout=120) in {130, -signal.SIGINT}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from foretoken.domain.errors import InvalidRequestError, UnauthenticatedError
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table
 
-_LONG_S = 5.0
+_LONG_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def test_calls_are_counted_by_their_status(address: str, registry: CollectorRegi
 
 def test_probes_are_not_counted(address: str, registry: CollectorRegistry) -> None:
     with grpc.insecure_channel(address) as channel:
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert [] == list(registry.collect())
 
 

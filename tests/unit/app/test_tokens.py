@@ -263,7 +263,7 @@ def test_answers_are_remembered_for_a_while(review: TokenReviewConfig) -> None:
 def _ask(channel: grpc.Channel, method: str, token: str = "") -> str:
     metadata = (("authorization", f"Bearer {token}"),) if token else ()
     try:
-        list(channel.stream_stream(method)(iter((b"",)), timeout=5.0, metadata=metadata))
+        list(channel.stream_stream(method)(iter((b"",)), timeout=60.0, metadata=metadata))
     except grpc.RpcError as err:
         return str(err.code().name)
     return "OK"
