@@ -37,7 +37,42 @@ def test_a_power_law_reaches_fewer_and_fills_one_rank_more() -> None:
     assert 1.3 * 64 * 4 / 8 < expert_load(64, ranks).num_pairs <= 64 * 4
 
 
-@pytest.mark.parametrize("name", ["balanced", "power_law_1.2"])
+def test_drawn_experts_are_as_many_as_were_counted() -> None:
+    """Of gpt-oss-120b's experts 256 tokens hit 105, as published (median of 108 layers)."""
+    routing = ExpertRouting(top_k=4, num_experts=128, name="lognormal_1.35")
+    assert pytest.approx(105, rel=0.03) == expert_load(256, routing).num_active
+
+
+def test_drawn_experts_are_as_many_as_tokens_draw() -> None:
+    """The closed form, against tokens that draw until they have four different experts."""
+    routing = ExpertRouting(top_k=4, num_experts=128, name="lognormal_1.35")
+    random, num_layers = np.random.default_rng(1), 300
+    for num_tokens in (4, 16, 64):
+        popularity = 1.35 * random.normal(size=(num_layers, 1, 128))
+        drawn = popularity + random.gumbel(size=(num_layers, num_tokens, 128))
+        chosen = np.argsort(-drawn, axis=2)[:, :, :4].reshape(num_layers, -1)
+        active = np.mean([len(np.unique(experts)) for experts in chosen])
+        assert pytest.approx(active, rel=0.04) == expert_load(num_tokens, routing).num_active
+
+
+def test_equally_popular_experts_are_hit_as_if_balanced() -> None:
+    even, drawn = (
+        ExpertRouting(top_k=4, num_experts=128, name=name) for name in ("uniform", "lognormal_0")
+    )
+    for num_tokens in (1, 8, 64, 1000):
+        expected = expert_load(num_tokens, even).num_active
+        assert pytest.approx(expected, abs=1) == expert_load(num_tokens, drawn).num_active
+
+
+def test_popular_experts_fill_one_rank_more_unless_they_are_placed() -> None:
+    ranks = ExpertRouting(top_k=4, num_experts=128, num_ranks=8, name="lognormal_1.35")
+    placed = dataclasses.replace(ranks, is_placed=True)
+    mean = 1024 * 4 / 8
+    assert 1.5 * mean < expert_load(1024, ranks).num_pairs
+    assert 1.1 * mean > expert_load(1024, placed).num_pairs >= mean
+
+
+@pytest.mark.parametrize("name", ["balanced", "power_law_1.2", "lognormal_1.35"])
 @pytest.mark.parametrize("num_ranks", [1, 8])
 def test_a_column_is_as_its_rows(name: str, num_ranks: int) -> None:
     routing = ExpertRouting(top_k=8, num_experts=128, num_ranks=num_ranks, name=name)
@@ -50,7 +85,7 @@ def test_a_column_is_as_its_rows(name: str, num_ranks: int) -> None:
 
 
 def test_all_pairs_are_on_the_only_rank() -> None:
-    for name in ("", "uniform", "balanced", "power_law_1.01"):
+    for name in ("", "uniform", "balanced", "power_law_1.01", "lognormal_1.35"):
         routing = ExpertRouting(top_k=8, num_experts=64, name=name)
         assert 800 == expert_load(100, routing).num_pairs
 

@@ -28,7 +28,8 @@ class ServingScenario:
 
     `model` may be given by name: a preset's, or the path or text of a Hugging Face `config.json`.
 
-    `moe_routing` is named as the catalog's `routing=` variants are (`balanced`, `power_law_1.01`).
+    `moe_routing` is named as the catalog's `routing=` variants are (`balanced`, `power_law_1.01`),
+    or `lognormal_S` where tokens draw their experts (see `lowering/drawn_routing.py`).
     Without a `cluster`, `layout.dp` replicas are behind a round robin.
     """
 
@@ -70,7 +71,9 @@ class ServingScenario:
         {}, "kernel source of an operator (moe_experts: marlin); empty: the fastest measured"
     )
     moe_routing: str = option(
-        "", "spread of tokens over experts that latencies were measured under (power_law_1.01)"
+        "",
+        "spread of tokens over experts: as latencies were measured (power_law_1.01), or drawn by"
+        " popularity (gpt-oss-120b: lognormal_1.35)",
     )
     moe_imbalance_ratio: float = option(
         1.0, "load of the busiest expert-parallel rank over the mean"

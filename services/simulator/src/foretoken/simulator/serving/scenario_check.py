@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.hardware.device import check_format, find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.lowering.expert_layer import routing_exponent
+from foretoken.domain.lowering.expert_layer import check_routing
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.cluster import ClusterSpec
 from foretoken.domain.requests.scenario import ServingScenario
@@ -28,7 +28,7 @@ def check_scenario(scenario: ServingScenario) -> None:
 
     """
     if scenario.moe_routing:
-        routing_exponent(scenario.moe_routing)
+        check_routing(scenario.moe_routing)
     for part in (scenario, *pool_scenarios(scenario)):
         find_scheduler(part.resolve_engine().scheduler)
         check_format("dtype", part.dtype, find_device(part.device))

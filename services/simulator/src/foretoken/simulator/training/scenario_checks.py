@@ -6,7 +6,7 @@ from math import isfinite
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
-from foretoken.domain.lowering.expert_layer import routing_exponent
+from foretoken.domain.lowering.expert_layer import check_routing
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.lower import check_layout
 from foretoken.domain.measurements.estimate import DType
@@ -60,7 +60,7 @@ def check_scenario(scenario: TrainingScenario) -> None:
     """
     violations = list(_values(scenario))
     if scenario.moe_routing:
-        routing_exponent(scenario.moe_routing)
+        check_routing(scenario.moe_routing)
     if not violations:
         case = Strategies.of_scenario(scenario)
         violations = [

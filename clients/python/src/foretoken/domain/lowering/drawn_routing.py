@@ -1,0 +1,83 @@
+"""Experts that tokens draw by their popularity, as routers of trained models do.
+
+A batch of few tokens hits fewer experts than if each were as likely: of gpt-oss-120b's 128 experts
+256 tokens hit 105 (median of 108 layers, 77 to 116), and the most popular one gets 84.5 of them.
+Popularities of which the logarithm is normal with a deviation of 1.35 give 109 and 88, those of 1.4
+107 and 95, of 1.2 113 and 79.
+Source: ai-dynamo/aisimulate pull request 264, `gym-tpot-serving-20260917.md`.
+"""
+
+import math
+import random
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import NormalDist, fmean
+
+_LOGNORMAL = re.compile(r"lognormal_(\d+(?:\.\d+)?)")
+# Layers drawn for one expectation, of as many experts as a model has.
+_NUM_LAYERS = 16
+_SEED = 0
+_NUM_BISECTIONS = 60
+
+
+def routing_deviation(name: str) -> float | None:
+    """Return how much the logarithms of experts' popularities deviate, None by another name."""
+    match = _LOGNORMAL.fullmatch(name)
+    return float(match[1]) if match else None
+
+
+@lru_cache(maxsize=64)
+def draw_chances(deviation: float, top_k: int, num_experts: int) -> tuple[tuple[float, ...], ...]:
+    """Return for each of some layers with what chance a token goes to each expert.
+
+    A token draws until it has `top_k` different ones; the chance of an expert of popularity p is
+    1 - exp(-tp), with the t that makes them `top_k` together.
+    Source: B. Rosén, Asymptotic theory for order sampling, 1997.
+    """
+    source = random.Random(_SEED)  # noqa: S311 - a fixed sample, not a secret
+    normal = NormalDist()
+    layers = []
+    for _ in range(_NUM_LAYERS):
+        # One of each quantile, so that few layers do.
+        quantiles = [normal.inv_cdf((i + 0.5) / num_experts) for i in range(num_experts)]
+        source.shuffle(quantiles)
+        layers.append(_chances([math.exp(deviation * value) for value in quantiles], top_k))
+    return tuple(layers)
+
+
+def _chances(popularities: Sequence[float], top_k: int) -> tuple[float, ...]:
+    if top_k >= len(popularities):
+        return (1.0,) * len(popularities)
+    low, high = 0.0, 1.0
+    while sum(1 - math.exp(-high * p) for p in popularities) < top_k:
+        high *= 2
+    for _ in range(_NUM_BISECTIONS):
+        middle = (low + high) / 2
+        if sum(1 - math.exp(-middle * p) for p in popularities) < top_k:
+            low = middle
+        else:
+            high = middle
+    return tuple(1 - math.exp(-high * p) for p in popularities)
+
+
+def busiest_load(ranks: Sequence[Sequence[float]], num_tokens: int) -> tuple[float, float]:
+    """Return the expected pairs and active experts of the rank with most pairs.
+
+    `ranks` are the chances of each rank's experts. What a rank gets varies from step to step: of
+    many that vary alike the largest is as far out as the quantile of one in so many.
+    Source: G. Blom, Statistical estimates and transformed beta-variables, 1958.
+    """
+    means = [num_tokens * sum(chances) for chances in ranks]
+    fullest = max(range(len(ranks)), key=means.__getitem__)
+    mean, chances = means[fullest], ranks[fullest]
+    variance = num_tokens * sum(chance * (1 - chance) for chance in chances)
+    excess = _excess(len(ranks)) * math.sqrt(variance) if len(ranks) > 1 else 0.0
+    # Ranks that are behind on average seldom come first.
+    pairs = max(mean, fmean(means) + excess)
+    tokens = num_tokens * (pairs / mean if mean else 1.0)
+    return pairs, sum(1 - (1 - min(chance, 1 - 1e-12)) ** tokens for chance in chances)
+
+
+def _excess(num_ranks: int) -> float:
+    return NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
