@@ -187,6 +187,28 @@ def test_vllm_also_goes_through_the_pairs_of_other_ranks() -> None:
     assert _tables(scenario, experts).shared[0, 0, 512] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("profile", "kernel", "hidden", "intermediate"),
+    [
+        ("vllm-0.18", "marlin_experts", 3072, 1536),
+        ("vllm-0.18", "triton", 2880, 1440),
+        ("trtllm-1.0", "marlin_experts", 2880, 1440),
+    ],
+)
+def test_vllm_pads_mxfp4_experts_for_marlin(
+    profile: str, kernel: str, hidden: int, intermediate: int
+) -> None:
+    kernels = {"moe_experts": kernel}
+    scenario = _one_layer("gpt-oss-120b", layout=ParallelLayout(tp=2), kernels=kernels)
+    measured = {
+        f"moe_experts/{kernel}": lambda table: (
+            table.columns["hidden"] + table.columns["intermediate"] / 10_000
+        )
+    }
+    tables = _tables(replace(scenario, engine=EngineSpec(profile=profile)), measured)
+    assert hidden + intermediate / 10_000 == pytest.approx(tables.tokens_us[0, 0, 1], rel=1e-9)
+
+
 @pytest.mark.parametrize("layout", [ParallelLayout(tp=2), ParallelLayout(tp=2, ep=2)])
 def test_only_what_the_scenario_names_must_have_been_measured(layout: ParallelLayout) -> None:
     """Substitutes are tried: that nobody measured them is no reason to refuse the scenario."""

@@ -66,6 +66,9 @@ _OWN_ALL_REDUCE_KERNELS = {"vllm": "vllm_custom", "sglang": "sglang_customallred
 _LANES = ("graph", "eager")
 _EXPERTS = ("moe_experts", "moe_local_experts")
 _MXFP4, _MXFP4_WITH_MXFP8 = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
+# vLLM pads MXFP4 experts for Marlin: a rank's features to whole 128s, the model's to 256s.
+# Source: vLLM 0.18 to 0.24, `layers/quantization/mxfp4.py` and `fused_moe/oracle/mxfp4.py`.
+_MARLIN, _MARLIN_TILES = "marlin", {"hidden": 256, "intermediate": 128}
 _STATIC_SCALE, _SCALE = "fp8_static", "part=scale"
 # Of the smallest products on H200 TensorRT-LLM spends 7.5 of 11.9 us to find the scale.
 _SCALE_SHARE_MAX = 7.5 / 11.9
@@ -89,6 +92,8 @@ class Substitute:
         self._ungated: Sequence[OperatorTable] = ()
         self._is_fused = _find_fused(node, self._plain, spec)
         if node.operator in _EXPERTS:
+            if self._is_vllm and _MARLIN in kernel:
+                self._plain = _padded_experts(self._plain)
             if _has_no_gates(spec.model):
                 self._ungated = _ungated_tables(self._plain)
             self._experts = (*self._ungated, self._plain, *_expert_tables(self._plain))
@@ -189,6 +194,16 @@ def _expert_tables(table: OperatorTable) -> Sequence[OperatorTable]:
         for one in (table, *tables)
     ]
     return (*tables, *whole)
+
+
+def _padded_experts(table: OperatorTable) -> OperatorTable:
+    """Return the experts with the rows and columns of zeros that an engine pads them with."""
+    if parse_variant(table.variant).get("quant") != _MXFP4:
+        return table
+    padded = {
+        name: ceil_divide(table.columns[name], tile) * tile for name, tile in _MARLIN_TILES.items()
+    }
+    return replace(table, columns={**table.columns, **padded})
 
 
 def _without_routing(table: OperatorTable) -> OperatorTable:
