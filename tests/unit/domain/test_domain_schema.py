@@ -75,6 +75,61 @@ def test_decode_of_encode_is_the_same() -> None:
     assert scenario == schema.decode(_Scenario, schema.encode(scenario))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Row:
+    time_s: float
+    num_tokens: int
+    hashes: tuple[int, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Trace:
+    rows: tuple[_Row, ...] = field(default=(), metadata=schema.BY_COLUMNS)
+    engines: tuple[_Engine, ...] = field(default=(), metadata=schema.BY_COLUMNS)
+
+
+def test_fields_of_many_items_are_written_by_columns_and_read_either_way() -> None:
+    rows = (_Row(time_s=0.5, num_tokens=3, hashes=(7, 8)), _Row(time_s=1.0, num_tokens=2**62))
+    columns = {"time_s": [0.5, 1.0], "num_tokens": [3, 2**62], "hashes": [[7, 8], []]}
+    trace = _Trace(rows=rows, engines=(_Engine(max_num_seqs=2),))
+    assert {"rows": columns, "engines": {"max_num_seqs": [2]}} == schema.encode(trace)
+    assert trace == schema.decode(_Trace, schema.encode(trace))
+    listed = [
+        {"time_s": 0.5, "num_tokens": 3, "hashes": [7, 8]},
+        {"time_s": 1, "num_tokens": 2**62},
+    ]
+    assert rows == schema.decode(_Trace, {"rows": listed}).rows
+    assert {"rows": [], "engines": []} == schema.encode(_Trace())
+    (read,) = schema.decode(_Trace, {"rows": {"time_s": [1], "num_tokens": [2.0]}}).rows
+    assert (float, int) == (type(read.time_s), type(read.num_tokens))
+
+
+@pytest.mark.parametrize(
+    ("rows", "place"),
+    [
+        ({"time_s": [0.5, "x"], "num_tokens": [1, 2]}, "rows.time_s[1]"),
+        ({"time_s": [0.5], "num_tokens": [2**63]}, "rows.num_tokens[0]"),
+        ({"time_s": [0.5], "num_tokens": [True]}, "rows.num_tokens[0]"),
+        ({"time_s": [0.5, 1.0], "num_tokens": [1]}, "rows"),
+        ({"time_s": [0.5, 1.0]}, "rows[0].num_tokens"),
+        ({"time_s": [0.5], "num_tokens": [1], "size": [1]}, "rows[0].size"),
+        ({"time_s": 0.5, "num_tokens": 1}, "rows"),
+        ({}, "rows"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_named(rows: Any, place: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        schema.decode(_Trace, {"rows": rows})
+    assert [place] == [violation.field for violation in caught.value.violations]
+
+
+def test_items_of_columns_are_checked_one_by_one() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        schema.decode(_Trace, {"engines": {"max_num_seqs": [1, 0]}})
+    assert ["engines[1].max_num_seqs"] == [one.field for one in caught.value.violations]
+
+
 def test_encode_gives_plain_data_with_lower_case_enums() -> None:
     encoded = schema.encode(_Scenario(name="a", peaks={DType.FP8: 1.0}))
     assert "bf16" == encoded["dtype"]

@@ -362,7 +362,7 @@ def test_prices_of_a_list_and_a_trace_are_part_of_the_question(web: WebClient) -
     report = web.get(f"/v1/simulator/get_serving_search_report?job_id={job_id}").json
     workload = json.loads(report["request_json"])["scenario"]["workload"]
     assert ([64, 80], "") == (
-        [one["num_prefill_tokens"] for one in workload["trace_requests"]],
+        workload["trace_requests"]["num_prefill_tokens"],
         workload["trace_path"],
     )
     wrong = post_form(web, "/", fields, trace="no,trace\n1,2\n")

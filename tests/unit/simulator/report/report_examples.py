@@ -50,6 +50,6 @@ def build_serving(rate_rps: float) -> ServingReport:
         ),
         scenario_json=(
             '{"name": "chat", "slo": {"ttft_ms": 300.0},'
-            ' "workload": {"rate_rps": 1.0, "trace_requests": [1, 2]}}'
+            ' "workload": {"rate_rps": 1.0, "trace_requests": {"arrival_s": [1, 2]}}}'
         ),
     )

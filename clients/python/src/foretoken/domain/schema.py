@@ -16,7 +16,13 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError, find_ne
 
 T = TypeVar("T")
 
+# Metadata of a field whose items, dataclasses, are many: they are written by columns.
+BY_COLUMNS: Mapping[str, bool] = {"by_columns": True}
+
 _SHOWN_BITS = 256
+# Of integers that 64 bits hold.
+_LEAST, _MOST = -(2**63), 2**63 - 1
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def decode(cls: type[T], value: Any, path: str = "") -> T:
@@ -35,16 +41,38 @@ def decode(cls: type[T], value: Any, path: str = "") -> T:
 
 def encode(value: Any) -> Any:
     """Turn a dataclass into plain data that JSON and YAML can hold; enums by lower-case name."""
+    if type(value) in _PLAIN:
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {
+            f.name: (_encode_columns if BY_COLUMNS.keys() <= f.metadata.keys() else encode)(
+                getattr(value, f.name)
+            )
+            for f in dataclasses.fields(value)
+        }
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, Mapping):
         return {str(encode(key)): encode(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [encode(item) for item in value]
+        return list(value) if _PLAIN.issuperset(map(type, value)) else list(map(encode, value))
     # A column of numbers, which the domain knows by no other name.
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _encode_columns(items: Sequence[Any]) -> Any:
+    """Return the columns of items of one dataclass, without those that are what they are unsaid."""
+    if not items:
+        return []
+    columns = {
+        field: [getattr(item, field.name) for item in items]
+        for field in dataclasses.fields(items[0])
+    }
+    return {
+        field.name: encode(column)
+        for field, column in columns.items()
+        if any(value != field.default for value in column)
+    }
 
 
 def set_key(content: dict[str, Any], dotted: str, value: Any) -> None:
@@ -150,14 +178,62 @@ def _unknown_key(key: Any, known: Iterable[str]) -> str:
 
 
 def _decode_sequence(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
+    item_type = typing.get_args(hint)[0]
+    if dataclasses.is_dataclass(item_type) and _are_columns(value):
+        return _decode_columns(typing.cast("type", item_type), value, path, violations)
+    return _decode_items(item_type, value, path, violations)
+
+
+def _decode_items(item_type: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence):
         violations.append(FieldViolation(path, f"expected a list, found {_show(value)}"))
         return None
-    item_type = typing.get_args(hint)[0]
     return tuple(
         _decode_value(item_type, item, f"{path}[{index}]", violations)
         for index, item in enumerate(value)
     )
+
+
+def _decode_columns(
+    cls: type, columns: Mapping[str, Any], path: str, violations: list[FieldViolation]
+) -> Any:
+    """Return the items that columns describe; see `_encode_columns`."""
+    hints, before = field_types(cls), len(violations)
+    read = {
+        name: column
+        if _is_plain(hints.get(name), column)
+        else _decode_items(hints.get(name, Any), column, _join(path, name), violations)
+        for name, column in columns.items()
+    }
+    if len({len(column) for column in columns.values()}) > 1:
+        violations.append(FieldViolation(path, "expected columns of one length"))
+    if len(violations) > before:
+        return None
+    rows = [dict(zip(read, row, strict=True)) for row in zip(*read.values(), strict=True)]
+    # All have the keys of the first.
+    num_checked = len(rows) if hasattr(cls, "__post_init__") else 1
+    checked = [
+        _decode_dataclass(cls, row, f"{path}[{index}]", violations)
+        for index, row in enumerate(rows[:num_checked])
+    ]
+    if len(violations) > before:
+        return None
+    return (*checked, *(cls(**row) for row in rows[num_checked:]))
+
+
+def _are_columns(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(column, list | tuple) for column in value.values())
+    )
+
+
+def _is_plain(hint: Any, column: Any) -> bool:
+    """Return whether a column can be taken as it is, found at once where it has a million items."""
+    if not isinstance(column, list) or set(map(type, column)) != {hint}:
+        return False
+    return hint is float or (hint is int and _LEAST <= min(column) <= max(column) <= _MOST)
 
 
 def _decode_mapping(hint: Any, value: Any, path: str, violations: list[FieldViolation]) -> Any:
@@ -212,7 +288,7 @@ def _can_be_kept(value: Any) -> bool:
     half of a pair of surrogates.
     """
     if isinstance(value, int):
-        return -(2**63) <= value < 2**63
+        return _LEAST <= value <= _MOST
     try:
         return not isinstance(value, str) or value.isascii() or bool(value.encode())
     except UnicodeEncodeError:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.requests.option import describe, option
 
@@ -134,7 +135,7 @@ class WorkloadSpec:
         ),
     )
     trace_path: str = ""
-    trace_requests: tuple[Request, ...] = ()
+    trace_requests: tuple[Request, ...] = field(default=(), metadata=schema.BY_COLUMNS)
     time_scale: float = 1.0
     max_tokens_per_request: int = option(0, "0: no limit")
     trace_format: str = ""

@@ -149,8 +149,13 @@ def _shorten(content: object) -> object:
     if not isinstance(content, dict):
         return content
     return {
-        key: f"{len(value)} requests, not shown"
+        key: f"{_count(value)} requests, not shown"
         if key == "trace_requests" and value
         else _shorten(value)
         for key, value in content.items()
     }
+
+
+def _count(items: Sequence[Any] | Mapping[str, Sequence[Any]]) -> int:
+    """Return how many items were written, as such or by columns."""
+    return len(next(iter(items.values()))) if isinstance(items, Mapping) else len(items)

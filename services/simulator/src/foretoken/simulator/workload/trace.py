@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +30,13 @@ _NS_PER_S = 10**9
 
 # Longer numbers are beyond any length, and slow to read.
 _MAX_DIGITS = 18
+
+
+@lru_cache
+def _read_seconds(text: str) -> int:
+    """Return a date and time without a fraction in s since 1970; neighbours of a trace share it."""
+    time = datetime.fromisoformat(text)
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp())
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +105,13 @@ class TraceRow:
         try:
             if match is None:
                 raise ValueError  # noqa: TRY301 - the same answer as for a 31st of February
-            time = datetime.fromisoformat(match["time"] + (match["zone"] or ""))
+            time, fraction, zone = match.group("time", "fraction", "zone")
+            whole_s = _read_seconds(time + (zone or ""))
         except ValueError as err:
             raise self.error(
                 f"{name}: expected a time such as 2023-11-16 18:17:03.9799600, found {text!r}"
             ) from err
-        if time.tzinfo is None:
-            time = time.replace(tzinfo=UTC)
-        return int(time.timestamp()) * _NS_PER_S + int((match["fraction"] or "").ljust(9, "0"))
+        return whole_s * _NS_PER_S + int((fraction or "").ljust(9, "0"))
 
     def _parse(self, name: str) -> float:
         value = self.values.get(name)

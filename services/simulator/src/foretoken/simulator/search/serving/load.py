@@ -10,7 +10,7 @@ from foretoken.simulator.serving.outcome import rate_of
 from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 
-# Beyond this many requests the moments of drawn lengths hardly change.
+# Beyond this many requests, taken evenly of all, the moments of lengths hardly change.
 _MAX_SAMPLE = 1024
 # Batches for which the longest context is known; between them it is linear in their logarithm.
 _BATCHES = 2.0 ** np.arange(13)
@@ -74,8 +74,12 @@ def profile_load(scenario: ServingScenario) -> LoadProfile:
 
 
 def _profile_plan(plan: RequestPlan, *, has_times: bool) -> LoadProfile:
-    prefill = np.asarray(plan.num_prefill_tokens, dtype=np.float64)[:_MAX_SAMPLE]
-    decode = np.asarray(plan.num_decode_tokens, dtype=np.float64)[:_MAX_SAMPLE]
+    num_requests = len(plan.num_prefill_tokens)
+    # A trace need not begin as it goes on.
+    num_taken = min(num_requests, _MAX_SAMPLE)
+    sample = np.arange(num_taken) * num_requests // num_taken
+    prefill = np.asarray(plan.num_prefill_tokens, dtype=np.float64)[sample]
+    decode = np.asarray(plan.num_decode_tokens, dtype=np.float64)[sample]
     steps = np.maximum(decode - 1.0, 0.0)
     # Contexts of decoding requests at a random step, and how likely each is.
     places = (np.arange(_NUM_PLACES) + 0.5) / _NUM_PLACES
