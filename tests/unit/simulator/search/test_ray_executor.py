@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -34,14 +35,39 @@ pytestmark = [
 _NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
+# The head's process for a client ends at once, as often as there are files to take away.
+_DYING = """
+import os, pathlib
+words = pathlib.Path("/proc/self/cmdline").read_bytes().split(b"\\0")
+if b"--mode=specific-server" in words and b"ray.util.client.server" in words:
+    for left in pathlib.Path(__file__).parent.glob("dies-*"):
+        left.unlink()
+        os._exit(1)
+"""
+
+
 @pytest.fixture(scope="module")
-def head() -> Iterator[Any]:
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder whose files `dies-*` are deaths to come of the head's processes."""
+    folder = tmp_path_factory.mktemp("deaths")
+    (folder / "sitecustomize.py").write_text(_DYING)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def head(deaths: Path, client_port: int) -> Iterator[Any]:
     # As if this folder were installed on the nodes.
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("PYTHONPATH", str(Path(search_tasks.__file__).parent))
-        cluster = cluster_utils.Cluster(
-            initialize_head=True, head_node_args={**_NODE, "include_dashboard": False}
-        )
+        environment.setenv("PYTHONPATH", f"{deaths}:{Path(search_tasks.__file__).parent}")
+        arguments = {**_NODE, "include_dashboard": False, "ray_client_server_port": client_port}
+        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=arguments)
         yield cluster
         cluster.shutdown()
 
@@ -70,6 +96,18 @@ def test_a_cluster_gives_what_one_thread_gives(executor: Executor) -> None:
     assert sorted(expected) == sorted(found)
     for index, times in expected.items():
         np.testing.assert_array_equal(times, found[index], strict=True)
+
+
+def test_a_client_whose_process_on_the_head_dies_gets_another(
+    cluster: Any, client_port: int, deaths: Path
+) -> None:
+    """As a simulator outside the cluster does it (`ray://`)."""
+    (deaths / "dies-1").touch()
+    executor = open_executor(f"ray://{cluster.head_node.node_ip_address}:{client_port}")
+    results = dict(executor.run(search_tasks.add, range(4), 1))
+    executor.close()
+    assert {item: item + 1 for item in range(4)} == results
+    assert not list(deaths.glob("dies-*"))
 
 
 def test_both_nodes_work(executor: Executor, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ node died, and keeps what a run shares once per node.
 """
 
 import itertools
+import logging
 import pickle
 import socket
 import threading
@@ -30,11 +31,16 @@ from foretoken.jobs.executor import (
 )
 from foretoken.jobs.executors.outcome import Outcome, attempt
 
+_log = logging.getLogger(__name__)
+
 # Tasks that wait at the cluster for each core, so that none is idle while an answer travels.
 _TASKS_PER_CORE = 2
 # How long a cluster may have no core at all before a run gives up.
 _NO_CORE_S_MAX = 60.0
 _CONNECT_TIMEOUT_S = 5.0
+# A head forks a process for each client, out of one that has threads of gRPC: with Ray 2.60 one in
+# ten (three in five on another machine) was dead before it ran anything. The next one lives.
+_CLIENT_TRIES = 4
 # Totals of what the nodes have that are up.
 _resources: Callable[[], Mapping[str, float]] = ray.cluster_resources
 # What the last runs share stays unpacked in a worker.
@@ -67,10 +73,7 @@ class RayExecutor:
         if ray.is_initialized():
             return
         _check_reachable(self._address)
-        try:
-            ray.init(address=self._address, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, RuntimeError, ValueError) as err:
-            raise _away(self._address, str(err)) from err
+        _connect(self._address)
         self._is_owner = True
 
     @property
@@ -191,6 +194,22 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as err:
         raise _away(address, err.strerror or str(err)) from err
+
+
+def _connect(address: str) -> None:
+    """Join a cluster, or be the client of its head (`ray://`)."""
+    num_tries = _CLIENT_TRIES if address.startswith("ray://") else 1
+    for number in range(1, num_tries + 1):
+        try:
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        except (ConnectionError, RuntimeError, ValueError) as err:
+            # A head's error is its traceback.
+            why = str(err).strip().rpartition("\n")[2]
+            if number == num_tries:
+                raise _away(address, why) from err
+            _log.warning("ray_address=%s try=%d of %d: %s", address, number, num_tries, why)
+        else:
+            return
 
 
 def _away(address: str, why: str) -> ServiceUnavailableError:
