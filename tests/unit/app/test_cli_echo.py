@@ -64,7 +64,7 @@ def _words(name: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", _COMMANDS)
-def test_the_terminal_and_the_page_say_the_same(run: Run, tmp_path: Path, name: str) -> None:
+def test_terminal_page_and_kept_report_say_the_same(run: Run, tmp_path: Path, name: str) -> None:
     result = run(*_words(name, tmp_path))
     assert result.exit_code in (0, 3), result.output
     page = (tmp_path / "page.html").read_text()
@@ -74,12 +74,8 @@ def test_the_terminal_and_the_page_say_the_same(run: Run, tmp_path: Path, name: 
         assert _NARROWED in said
         assert "expected error" in said
     assert "question: " in result.stdout
-
-
-@pytest.mark.parametrize("name", _COMMANDS)
-def test_the_report_carries_it(run: Run, tmp_path: Path, name: str) -> None:
-    result = run("--output", "json", *_words(name, tmp_path))
-    echo: dict[str, Any] = json.loads(result.stdout)["echo"]
+    kept = run("--output", "json", "results", "show", "latest")
+    echo: dict[str, Any] = json.loads(kept.stdout)["echo"]
     assert _COMMANDS[name][1] in echo["question"]
     assert echo["time_ratio_by_provenance"]["analytical"] == pytest.approx(1.0)
     assert sum(echo["time_ratio_by_provenance"].values()) == pytest.approx(1.0)
