@@ -150,6 +150,7 @@ def _point(mode: str, tp: int, batch: int, suffix: str) -> dict[str, Any]:
         "profile": "vllm-0.19",
         "quantization": "fp8",
         "speculation": "",
+        "kv_tiers": "",
         "rules": "",
         "router": "round_robin",
         "num_devices": _NUM_DEVICES,

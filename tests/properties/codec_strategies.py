@@ -187,6 +187,7 @@ MIRRORS: Mapping[type, type[Message]] = {
     workload.LengthSpec: workload_pb2.LengthSpec,
     workload.SessionSpec: workload_pb2.SessionSpec,
     workload.ImageSpec: workload_pb2.ImageSpec,
+    workload.SoundSpec: workload_pb2.SoundSpec,
     workload.Request: workload_pb2.WorkloadRequest,
     workload.WorkloadSpec: workload_pb2.WorkloadSpec,
 }
@@ -402,7 +403,12 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     **{(workload.LengthSpec, name): NOT_NEGATIVE for name in ("mean", "minimum", "maximum")},
     (workload.LengthSpec, "spread"): NOT_NEGATIVE_FLOATS,
     (workload.LengthSpec, "values"): st.lists(POSITIVE, max_size=3).map(tuple),
-    **{(workload.ImageSpec, name): POSITIVE for name in ("num_images", "height", "width")},
+    **{
+        (workload.ImageSpec, name): POSITIVE
+        for name in ("num_images", "height", "width", "num_frames")
+    },
+    (workload.SoundSpec, "num_clips"): POSITIVE,
+    (workload.SoundSpec, "seconds"): st.floats(1e-3, 1e6),
     (workload.SessionSpec, "think_s"): NOT_NEGATIVE_FLOATS,
     (workload.SessionSpec, "shared_prefix_tokens"): NOT_NEGATIVE,
     (workload.SessionSpec, "num_shared_prefixes"): POSITIVE,

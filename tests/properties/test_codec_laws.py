@@ -144,7 +144,7 @@ def test_single_requests_survive_the_wire(
 
 
 _CANDIDATE_TEXTS = ("name", "device", "mode", "profile", "quantization", "router")
-_CANDIDATE_TEXTS += ("verdict", "reason", "speculation", "rules")
+_CANDIDATE_TEXTS += ("verdict", "reason", "speculation", "rules", "kv_tiers")
 _CANDIDATE_COUNTS = ("replicas", "tp", "pp", "dp", "ep", "batch_size", "rank")
 _CANDIDATE_COUNTS += ("prefill_replicas", "prefill_tp", "prefill_pp", "prefill_ep")
 _CANDIDATE_COUNTS += (

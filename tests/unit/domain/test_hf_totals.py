@@ -1,7 +1,7 @@
 """Every model type that transformers has is read with the parameters that it builds."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -33,6 +33,11 @@ _SEEING = (
     *("llava_next", "smolvlm", "llava_onevision", "mistral3", "mistral4", "qwen2_5_vl"),
     "qwen2_vl",
 )
+# By a name of their class; those have none of text alone.
+_HEARING = {
+    "qwen2_audio": "Qwen2AudioForConditionalGeneration",
+    "voxtral": "VoxtralForConditionalGeneration",
+}
 
 
 def _built_types() -> Sequence[str]:
@@ -42,14 +47,14 @@ def _built_types() -> Sequence[str]:
     return [name for name in sorted({*TEXT_MODELS} - {*MULTIMODAL} - _OTHERWISE) if name in NAMES]
 
 
-def _error(model_type: str, auto: Any) -> float:
+def _error(model_type: str, make: Callable[[Any], Any]) -> float:
     """Return how far the total is off that of the model that transformers builds, as a ratio."""
     import torch
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(model_type, **_MISSING.get(model_type, {}))
     with torch.device("meta"):
-        built = sum(each.numel() for each in auto.from_config(config).parameters())
+        built = sum(each.numel() for each in make(config).parameters())
     content = {**config.to_dict(), "model_type": model_type}
     counted = count_parameters(architecture_of_hf_config(content, model_type)).total
     return float(counted / built - 1)
@@ -65,7 +70,7 @@ def auto() -> Any:
 def test_totals_are_those_of_the_models_that_transformers_builds(auto: Any) -> None:
     """Norms behind halves of layers and biases of some heads, which are not counted, are small."""
     types = _built_types()
-    errors = {each: _error(each, auto.AutoModelForCausalLM) for each in types}
+    errors = {each: _error(each, auto.AutoModelForCausalLM.from_config) for each in types}
     assert {} == {each: error for each, error in errors.items() if abs(error) > _MAX_ERROR}
     assert 108 <= len(types)
 
@@ -73,7 +78,28 @@ def test_totals_are_those_of_the_models_that_transformers_builds(auto: Any) -> N
 @pytest.mark.slow
 def test_totals_of_models_that_see_are_those_that_transformers_builds(auto: Any) -> None:
     """Heads of encoders are not counted."""
-    found = {each: _error(each, auto.AutoModelForImageTextToText) for each in _SEEING}
+    found = {each: _error(each, auto.AutoModelForImageTextToText.from_config) for each in _SEEING}
     assert {} == {
         each: error for each, error in found.items() if abs(error) > _MAX_ERROR_OF_ENCODERS
     }
+
+
+@pytest.mark.slow
+def test_totals_of_models_that_hear_are_those_that_transformers_builds(auto: Any) -> None:
+    assert dict.fromkeys(_HEARING, 0.0) == {
+        each: _error(each, getattr(auto, name)) for each, name in _HEARING.items()
+    }
+
+
+def test_a_file_that_leaves_defaults_out_is_read() -> None:
+    """The public Qwen2-Audio-7B, whose checkpoint has 8,397,094,912 parameters."""
+    text = {"model_type": "qwen2", "intermediate_size": 11008, "vocab_size": 156032}
+    sound = {"encoder_layers": 32, "encoder_attention_heads": 20, "encoder_ffn_dim": 5120}
+    content = {
+        "model_type": "qwen2_audio",
+        "vocab_size": 156032,
+        "text_config": {**text, "max_position_embeddings": 8192, "use_mrope": False},
+        "audio_config": {**sound, "d_model": 1280},
+    }
+    model = architecture_of_hf_config(content, "qwen2_audio")
+    assert 8_397_094_912 == count_parameters(model).total

@@ -50,12 +50,14 @@ _TYPES = {
     "minimax_m3_vl": "minimax_m3",
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
+    "voxtral": "llama",
 }
 
 
@@ -96,6 +98,9 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
         _tiled(reader)
     # Older files have the text model's keys among their own.
     text = reader.section("text_config") if reader.has("text_config") else reader
+    if model_type in _SPEAKING:
+        reader.ignore("hidden_size", "vocab_size")  # the text model's once more
+        text.assume(_TEXT_DEFAULTS.get(model_type, {}))
     text_type = _TYPES[model_type] if text is reader else text.get("model_type")
     text_type = text_type or _TYPES[model_type]
     if text_type not in _TEXT:
@@ -110,7 +115,8 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
             encoder = _of_tiles(reader, encoder, fields["hidden"])
         extras = (*extras, encoder)
     if sound := reader.get("audio_config"):
-        extras = (*extras, _audio_encoder(reader, sound))
+        kind = _speech_encoder if model_type in _SPEAKING else _audio_encoder
+        extras = (*extras, kind(reader, sound))
     is_tied = reader.flag("tie_word_embeddings", default=fields["has_tied_embedding"])
     return {**fields, "has_tied_embedding": is_tied, "extras": extras}
 
@@ -204,6 +210,12 @@ def _audio_encoder(outer: ConfigReader, config: object) -> LayerPart:
     dims = {
         "num_layers": sound.integer("num_hidden_layers"),
         "hidden": hidden,
+        "num_heads": sound.optional("num_attention_heads", 8),
+        "chunk": (chunk := sound.optional("attention_chunk_size", 12)),
+        "context": chunk
+        + sound.optional("attention_context_left", 13)
+        - 1
+        + sound.optional("attention_context_right", 0),
         "conv_kernel": sound.optional("conv_kernel_size", 5),
         "sampled_features": channels[1] * _MEL_BINS // _SAMPLED_DOWN,
         "output": sound.optional("output_proj_dims", hidden),
@@ -211,6 +223,45 @@ def _audio_encoder(outer: ConfigReader, config: object) -> LayerPart:
     for violation in sound.violations:
         outer.refuse(f"audio_config.{violation.field}", violation.description)
     return LayerPart(kind="audio_encoder", dims=dims)
+
+
+# Models that hear by Whisper's encoder: frames that become one of their tokens, and whether what
+# fills a window up does. Source: Qwen2-Audio's `avg_pooler`; `audio_config.intermediate_size` over
+# its width in Voxtral's `get_audio_features`.
+_SPEAKING = {"qwen2_audio": (2, False), "voxtral": (4, True)}
+
+
+# What files leave out of their text models. Source: `Qwen2Config` of transformers 5.
+_WIDE = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_TEXT_DEFAULTS = {"qwen2_audio": {**_WIDE, "num_key_value_heads": 32, "intermediate_size": 22016}}
+
+
+def _speech_encoder(outer: ConfigReader, config: object) -> LayerPart:
+    """Return Whisper's encoder; further keys change no weights."""
+    if not isinstance(config, Mapping):
+        outer.refuse("audio_config", f"expected an object, found {config!r:.80}")
+        config = {}
+    sound = ConfigReader(config)
+    merged, has_whole_windows = _SPEAKING[str(outer.get("model_type"))]
+    hidden = sound.integer("d_model", "hidden_size")
+    text = outer.get("text_config")
+    width = text.get("hidden_size", 0) if isinstance(text, Mapping) else 0
+    dims = {
+        "num_layers": sound.integer("encoder_layers", "num_hidden_layers"),
+        "hidden": hidden,
+        "num_heads": sound.integer("encoder_attention_heads", "num_attention_heads"),
+        "intermediate": sound.integer("encoder_ffn_dim", "intermediate_size"),
+        "mel_bins": sound.optional("num_mel_bins", 128),
+        "num_positions": sound.optional("max_source_positions", 1500),
+        "merged_frames": merged,
+        "has_whole_windows": int(has_whole_windows),
+        # Features of several frames stand next to each other, or are their mean.
+        "projector_in": hidden * merged if has_whole_windows else hidden,
+        "projector_intermediate": width if has_whole_windows else 0,
+    }
+    for violation in sound.violations:
+        outer.refuse(f"audio_config.{violation.field}", violation.description)
+    return LayerPart(kind="speech_encoder", dims=dims)
 
 
 MULTIMODAL: Mapping[str, Callable[[ConfigReader], Fields]] = {

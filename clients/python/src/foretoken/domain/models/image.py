@@ -20,6 +20,7 @@ class EncodedImages:
 
     They stand in the prompt from `first_token` on, one after the other. Where pieces of a prompt
     count as alike, their work is spread over `spread_tokens` of it (0: it is where they stand).
+    The part of the model of that `kind` encodes them: recordings are images of so many frames.
     """
 
     num_images: int
@@ -27,6 +28,7 @@ class EncodedImages:
     tokens_each: int
     first_token: int = 0
     spread_tokens: int = 0
+    kind: str = "encoder"
 
     @property
     def num_tokens(self) -> int:

@@ -260,18 +260,18 @@ class ServingSpace:
         " several at once as `a=1+b=2`. Default: the scenario's.",
         names=("--rules",),
     )
+    encoders: tuple[int, ...] = option(
+        (),
+        "Devices that encode images apart: `0,1,2` (0: engines do). Default: 0, 1, 2 and 4 where"
+        " the workload has images.",
+        minimum=0,
+    )
     kv_tiers: tuple[str, ...] = option(
         (),
         "Memory below the devices' for KV blocks, with commas, as name:bytes:bytes_per_s: a GPU's"
         " part of its host, `cpu:64e9:25e9`, a store of all replicas, `store:2e12:25e9:shared`, or"
         " `none`. Default: the scenario's.",
         names=("--kv-tiers",),
-    )
-    encoders: tuple[int, ...] = option(
-        (),
-        "Devices that encode images apart: `0,1,2` (0: engines do). Default: 0, 1, 2 and 4 where"
-        " the workload has images.",
-        minimum=0,
     )
 
     def __post_init__(self) -> None:

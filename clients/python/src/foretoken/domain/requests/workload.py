@@ -1,7 +1,7 @@
 """What requests arrive: when, how long their prompts are, how many tokens they ask for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
@@ -84,6 +84,25 @@ class ImageSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SoundSpec:
+    """Recordings of every prompt: so many, each of `seconds`.
+
+    Their tokens are part of the prompt's, as those of images are.
+    """
+
+    num_clips: int = 1
+    seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse recordings of nothing."""
+        checks = {
+            "num_clips": (self.num_clips >= 1, "must be at least 1"),
+            "seconds": (self.seconds > 0, "must be positive"),
+        }
+        InvalidRequestError.check("sound", checks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """One request of a resolved workload; times in s from the start.
 
@@ -145,6 +164,16 @@ class WorkloadSpec:
     max_num_requests: int = 0
     sessions: SessionSpec | None = None
     images: ImageSpec | None = None
+    sound: SoundSpec | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether prompts have nothing to encode."""
+        return self.images is None and self.sound is None
+
+    def without_media(self) -> "WorkloadSpec":
+        """Return the workload with nothing to encode, as many tokens as it may be."""
+        return replace(self, images=None, sound=None)
 
     @property
     def num_prompt_tokens_min(self) -> int:

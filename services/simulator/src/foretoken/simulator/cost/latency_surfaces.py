@@ -15,6 +15,7 @@ from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import LatencyQuery
 from foretoken.domain.models.image import EncodedImages, encode_images
 from foretoken.domain.models.quantization import ExecutedQuantization, executed_quantization
+from foretoken.domain.models.sound import encode_sound
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.simulator.cost.form import SurfaceForm
@@ -74,12 +75,19 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
 
 
 def _images_of(scenario: ServingScenario) -> EncodedImages | None:
-    """Return the images of every prompt, whose tokens the prompts must have room for."""
+    """Return the images or sound of every prompt, for whose tokens the prompts must have room."""
     workload = scenario.workload
-    if workload.images is None:
+    if workload.is_text:
         return None
     shared = workload.sessions.shared_prefix_tokens if workload.sessions else 0
-    images = encode_images(scenario.model, workload.images, shared)
+    if workload.images is not None:
+        if workload.sound is not None:
+            raise InvalidRequestError.of_field(
+                "workload.sound", "goes with no images: leave it out"
+            )
+        images = encode_images(scenario.model, workload.images, shared)
+    elif workload.sound is not None:
+        images = encode_sound(scenario.model, workload.sound, shared)
     least = images.first_token + images.num_tokens
     if workload.num_prompt_tokens_min < least:
         problem = (
@@ -87,7 +95,8 @@ def _images_of(scenario: ServingScenario) -> EncodedImages | None:
             f" makes of them, need prompts of at least {least} tokens; found"
             f" {workload.num_prompt_tokens_min}"
         )
-        raise InvalidRequestError.of_field("workload.images", problem)
+        field = "workload.images" if workload.images else "workload.sound"
+        raise InvalidRequestError.of_field(field, problem)
     return images
 
 

@@ -40,7 +40,7 @@ def draft_scenario(scenario: ServingScenario) -> ServingScenario | None:
     if spec is None or spec.method == "ngram":
         return None
     # What it drafts is text, whatever the prompt began with.
-    workload = replace(scenario.workload, images=None)
+    workload = scenario.workload.without_media()
     alone = replace(scenario, speculative=None, lora=None, cluster=None, workload=workload)
     if spec.draft_model is None:
         return replace(alone, model=_last_layers(scenario.model, spec.num_draft_layers))

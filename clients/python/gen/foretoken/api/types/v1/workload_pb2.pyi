@@ -157,6 +157,39 @@ class ImageSpec(_message.Message):
 Global___ImageSpec: _TypeAlias = ImageSpec  # noqa: Y015
 
 @_typing.final
+class SoundSpec(_message.Message):
+    """Recordings of every prompt, whose tokens are part of the prompt's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIP_COUNT_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    clip_count: _builtins.int
+    """Recordings of a prompt. Not set: 1."""
+    seconds: _builtins.float
+    """Length of each in s. Not set: 30."""
+    def __init__(
+        self,
+        *,
+        clip_count: _builtins.int | None = ...,
+        seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clip_count", b"_clip_count", "_seconds", b"_seconds", "clip_count", b"clip_count", "seconds", b"seconds"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clip_count", b"_clip_count", "_seconds", b"_seconds", "clip_count", b"clip_count", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__clip_count: _TypeAlias = _typing.Literal["clip_count"]  # noqa: Y015
+    _WhichOneofArgType__clip_count: _TypeAlias = _typing.Literal["_clip_count", b"_clip_count"]  # noqa: Y015
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clip_count) -> _WhichOneofReturnType__clip_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+
+Global___SoundSpec: _TypeAlias = SoundSpec  # noqa: Y015
+
+@_typing.final
 class WorkloadRequest(_message.Message):
     """One request of a resolved workload."""
 
@@ -255,6 +288,7 @@ class WorkloadSpec(_message.Message):
     MAX_REQUEST_COUNT_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
+    SOUND_FIELD_NUMBER: _builtins.int
     arrival: _builtins.str
     """Name of an arrival process ("poisson", "gamma", "trace"). Not set: "poisson"."""
     rate_rps: _builtins.float
@@ -301,6 +335,10 @@ class WorkloadSpec(_message.Message):
     def images(self) -> Global___ImageSpec:
         """Images of every prompt. Not set: prompts are text."""
 
+    @_builtins.property
+    def sound(self) -> Global___SoundSpec:
+        """Recordings of every prompt. Not set: prompts are text, or have images."""
+
     def __init__(
         self,
         *,
@@ -321,10 +359,11 @@ class WorkloadSpec(_message.Message):
         max_request_count: _builtins.int = ...,
         sessions: Global___SessionSpec | None = ...,
         images: Global___ImageSpec | None = ...,
+        sound: Global___SoundSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "decode", b"decode", "images", b"images", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "time_scale", b"time_scale"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "decode", b"decode", "images", b"images", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "sound", b"sound", "time_scale", b"time_scale"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "arrival_options", b"arrival_options", "decode", b"decode", "hash_block_tokens", b"hash_block_tokens", "images", b"images", "max_request_count", b"max_request_count", "max_tokens_per_request", b"max_tokens_per_request", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "time_scale", b"time_scale", "trace_format", b"trace_format", "trace_path", b"trace_path", "trace_requests", b"trace_requests", "window_end_s", b"window_end_s", "window_start_s", b"window_start_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_arrival", b"_arrival", "_rate_rps", b"_rate_rps", "_request_count", b"_request_count", "_time_scale", b"_time_scale", "arrival", b"arrival", "arrival_options", b"arrival_options", "decode", b"decode", "hash_block_tokens", b"hash_block_tokens", "images", b"images", "max_request_count", b"max_request_count", "max_tokens_per_request", b"max_tokens_per_request", "prefill", b"prefill", "rate_rps", b"rate_rps", "request_count", b"request_count", "sessions", b"sessions", "sound", b"sound", "time_scale", b"time_scale", "trace_format", b"trace_format", "trace_path", b"trace_path", "trace_requests", b"trace_requests", "window_end_s", b"window_end_s", "window_start_s", b"window_start_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__arrival: _TypeAlias = _typing.Literal["arrival"]  # noqa: Y015
     _WhichOneofArgType__arrival: _TypeAlias = _typing.Literal["_arrival", b"_arrival"]  # noqa: Y015

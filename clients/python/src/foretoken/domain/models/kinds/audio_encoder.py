@@ -26,11 +26,16 @@ KIND = KindSpec(
     dims=(
         KindDim("num_layers", "its layers", minimum=1),
         KindDim("hidden", "features of a frame inside", minimum=1),
+        KindDim("num_heads", "heads of its attention", 8, minimum=1),
+        KindDim("chunk", "frames that attend together", 12, minimum=1),
+        KindDim("context", "frames that these attend to", 24, minimum=1),
         KindDim("conv_kernel", "frames that a convolution sees", 5, minimum=1),
         KindDim("sampled_features", "features of a frame after it was sampled down", minimum=1),
         KindDim("output", "features that it gives", minimum=1),
     ),
     weights=_weights,
     backward="none of its own: text is trained on, which an encoder hears nothing of",
-    approximated="the weights are held; it takes no time, for prompts here have no sound",
+    approximated=(
+        "runs where a workload has sound, without the two convolutions before its layers"
+    ),
 )

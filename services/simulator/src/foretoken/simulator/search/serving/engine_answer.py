@@ -384,7 +384,7 @@ class AnswerCache:
 
 def engine_base(scenario: ServingScenario) -> ServingScenario:
     """Return what a scenario says of engines, without its load, but for images, and its cluster."""
-    workload = scenario.workload if scenario.workload.images else WorkloadSpec()
+    workload = WorkloadSpec() if scenario.workload.is_text else scenario.workload
     return replace(scenario, name="serving", workload=workload, cluster=None)
 
 
