@@ -339,7 +339,8 @@ def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
         framework=launch.framework,
         quantization=launch.quantization,
         kv_dtype=launch.kv_dtype,
-        moe_routing=_ROUTINGS.get(run.model, ROUTING),
+        # Of gpt-oss the spread was counted; of others it is chosen.
+        moe_routing="" if run.model == "gpt-oss-120b" else ROUTING,
         kernels={"moe_experts": launch.experts_kernel} if launch.experts_kernel else {},
         layout=ParallelLayout(tp=run.tp, dp=run.dp, ep=run.ep),
         engine=EngineSpec(
@@ -363,8 +364,6 @@ def _limit_tokens(run: _Run, launch: _Launch, max_num_seqs: int) -> int:
     return max_num_seqs + run.prefill + 1500
 
 
-# How many experts batches of gpt-oss hit was published (see `lowering/drawn_routing.py`).
-_ROUTINGS = {"gpt-oss-120b": "lognormal_1.35"}
 _MODELS = {
     "gpt-oss-120b": "gpt-oss-120b",
     "DeepSeek-V3": "deepseek-v3",

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.lowering.drawn_routing import counted_routing
 from foretoken.domain.lowering.expert_layer import (
     ExpertRouting,
     count_places,
@@ -17,6 +18,7 @@ from foretoken.domain.lowering.expert_layer import (
     rounded,
 )
 from foretoken.domain.lowering.expert_placement import place_balanced, place_in_order
+from foretoken.domain.models.architecture import find_model
 
 
 def test_few_tokens_reach_few_experts() -> None:
@@ -41,6 +43,14 @@ def test_drawn_experts_are_as_many_as_were_counted() -> None:
     """Of gpt-oss-120b's experts 256 tokens hit 105, as published (median of 108 layers)."""
     routing = ExpertRouting(top_k=4, num_experts=128, name="lognormal_1.35")
     assert pytest.approx(105, rel=0.03) == expert_load(256, routing).num_active
+
+
+def test_spreads_that_were_counted_go_by_the_experts_shape() -> None:
+    model = find_model("gpt-oss-120b")
+    renamed = dataclasses.replace(model, name="mine", num_layers=2)
+    assert "lognormal_1.35" == counted_routing(model) == counted_routing(renamed)
+    for name in ("gpt-oss-20b", "mixtral-8x7b", "llama-3.1-8b"):
+        assert "balanced" == counted_routing(find_model(name))
 
 
 def test_drawn_experts_are_as_many_as_tokens_draw() -> None:

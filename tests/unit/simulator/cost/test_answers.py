@@ -163,9 +163,20 @@ def test_experts_without_a_gate_are_told_by_those_of_their_own_width() -> None:
     assert _tables(scenario, experts).tokens_us[0, 0, 1] == 1856
 
 
-def test_engines_choose_what_mxfp4_weights_are_multiplied_with() -> None:
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_engines_choose_what_mxfp4_weights_are_multiplied_with(model: str) -> None:
     experts = {"moe_experts/quant=w4a8_mxfp4_mxfp8;routing=balanced": lambda _: 30.0}
-    assert _tables(_one_layer("gpt-oss-20b"), experts).tokens_us[0, 0, 1] == 30.0
+    assert _tables(_one_layer(model), experts).tokens_us[0, 0, 1] == 30.0
+
+
+def test_experts_that_are_drawn_are_told_by_balanced_ones_that_are_as_many() -> None:
+    name = "moe_experts/quant=w4a16_mxfp4;routing="
+    balanced = {f"{name}balanced": lambda table: table.columns["num_active_experts"]}
+    skewed = {**balanced, f"{name}power_law_1.01": lambda _: 1000.0}
+    scenario = _one_layer("gpt-oss-120b")
+    even = replace(scenario, moe_routing="balanced")
+    assert [37, 51] == [_tables(case, balanced).tokens_us[0, 0, 16] for case in (scenario, even)]
+    assert 1000.0 == _tables(scenario, skewed).tokens_us[0, 0, 16]
 
 
 def test_a_ranks_experts_are_told_by_those_of_a_device_that_holds_all() -> None:

@@ -14,7 +14,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist, fmean
 
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.stack import stack_of
+
 _LOGNORMAL = re.compile(r"lognormal_(\d+(?:\.\d+)?)")
+# Spreads that were counted, by the experts of the model: its features, experts, experts of a token.
+_COUNTED = {(2880, 128, 4): "lognormal_1.35"}
 # Layers drawn for one expectation, of as many experts as a model has.
 _NUM_LAYERS = 16
 _SEED = 0
@@ -25,6 +30,15 @@ def routing_deviation(name: str) -> float | None:
     """Return how much the logarithms of experts' popularities deviate, None by another name."""
     match = _LOGNORMAL.fullmatch(name)
     return float(match[1]) if match else None
+
+
+def counted_routing(model: ModelArchitecture) -> str:
+    """Return how a model spreads tokens over its experts where that was counted, else balanced."""
+    for part, _ in stack_of(model).parts:
+        if part.kind == "experts":
+            shape = (model.hidden, part["num_experts"], part["top_k"])
+            return _COUNTED.get(shape, "balanced")
+    return "balanced"
 
 
 @lru_cache(maxsize=64)

@@ -10,6 +10,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.all_reduce_norm import find_fused_bytes
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.lowering.drawn_routing import counted_routing
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import LatencyQuery
@@ -122,7 +123,7 @@ def serving_options(scenario: ServingScenario) -> LoweringOptions:
         quantization=quantization_of(scenario).name,
         kv_dtype=scenario.kv_dtype,
         moe_imbalance_ratio=scenario.moe_imbalance_ratio,
-        moe_routing=scenario.moe_routing or "balanced",
+        moe_routing=scenario.moe_routing or counted_routing(scenario.model),
         expert_exchange=engine.expert_exchange,
         has_expert_balancing=engine.has_expert_balancing,
         num_redundant_experts=engine.num_redundant_experts,

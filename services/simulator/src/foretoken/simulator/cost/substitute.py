@@ -65,6 +65,7 @@ _OWN_ALL_REDUCE_KERNELS = {"vllm": "vllm_custom", "sglang": "sglang_customallred
 # or by the variant.
 _LANES = ("graph", "eager")
 _EXPERTS = ("moe_experts", "moe_local_experts")
+_BALANCED = "balanced"
 _MXFP4, _MXFP4_WITH_MXFP8 = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
 # vLLM pads MXFP4 experts for Marlin: a rank's features to whole 128s, the model's to 256s.
 # Source: vLLM 0.18 to 0.24, `layers/quantization/mxfp4.py` and `fused_moe/oracle/mxfp4.py`.
@@ -174,15 +175,17 @@ def _sum_tables(
 def _expert_tables(table: OperatorTable) -> Sequence[OperatorTable]:
     """Return other ways to ask about experts.
 
-    The spread of tokens over experts may have gone unrecorded, and engines choose the format of the
+    The spread of tokens over experts may have gone unrecorded, another that hits as many experts
+    takes as long at few tokens (see `measured_routing`), and engines choose the format of the
     activations that MXFP4 weights meet by their device. Of a rank's experts one can ask as of a
     device that holds all: it hits as many, with as many pairs of token and expert.
     """
-    tables = [_without_routing(table)]
+    tables = [_without_routing(table), *_evenly_routed(table)]
     facts = parse_variant(table.variant)
     if facts.get("quant") == _MXFP4:
         variant = format_variant({**facts, "quant": _MXFP4_WITH_MXFP8}) or ""
-        tables.append(replace(table, dtype=DType.FP8, variant=variant, tentative=True))
+        other = replace(table, dtype=DType.FP8, variant=variant, tentative=True)
+        tables += [other, *_evenly_routed(other)]
     if table.operator == "moe_experts":
         return tables
     columns = table.columns
@@ -204,6 +207,14 @@ def _padded_experts(table: OperatorTable) -> OperatorTable:
         name: ceil_divide(table.columns[name], tile) * tile for name, tile in _MARLIN_TILES.items()
     }
     return replace(table, columns={**table.columns, **padded})
+
+
+def _evenly_routed(table: OperatorTable) -> Sequence[OperatorTable]:
+    facts = parse_variant(table.variant)
+    if facts.get("routing", _BALANCED) == _BALANCED:
+        return ()
+    variant = format_variant({**facts, "routing": _BALANCED}) or ""
+    return (replace(table, variant=variant, tentative=True),)
 
 
 def _without_routing(table: OperatorTable) -> OperatorTable:
