@@ -330,6 +330,9 @@ def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
     launch = _LAUNCHES[run.backend, run.model]
     rules = {**_FRONTEND, **launch.rules}
     memory_ratio = float(rules.pop("memory_utilization_ratio", "0"))
+    if run.dp > 1 and run.backend == "trtllm":
+        # `attention_dp_config` of the script.
+        rules["balance_timeout_iters"] = "60"
     if launch.rules is _MIXED:
         rules["max_num_prefills"] = str(1 + 1500 // run.prefill)
     return ServingScenario(
