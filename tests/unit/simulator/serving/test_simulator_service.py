@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,17 @@ def test_a_training_simulation_is_a_job_with_a_report(service: SimulatorService)
     job = service.create_training_simulation(scenario)
     assert list(service.watch_job(job.job_id))[-1].state is JobState.SUCCEEDED
     assert service.get_training_report(job.job_id).step_time_ms > 0
+
+
+def test_a_simulation_that_was_cancelled_is_asked_again(service: SimulatorService) -> None:
+    endless = replace(_SCENARIO, workload=replace(_SCENARIO.workload, num_requests=10**6))
+    job = service.create_serving_simulation(endless)
+    service.cancel_job(job.job_id)
+    assert list(service.watch_job(job.job_id))[-1].state is JobState.CANCELLED
+    again = service.resume_job(job.job_id)
+    assert (job.kind, True) == (again.kind, again.job_id != job.job_id)
+    service.cancel_job(again.job_id)
+    assert list(service.watch_job(again.job_id))[-1].state is JobState.CANCELLED
 
 
 def test_a_report_outlives_the_service(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ class SimulatorPort(JobsPort, Protocol):
     """Evaluates whole deployments and training configurations."""
 
     def resume_job(self, job_id: str) -> Job:
-        """Start a search that was cancelled or failed once more, and return the new job.
+        """Start a job that was cancelled or failed once more, and return the new one.
 
         It has what that one had done; one that still runs or has succeeded is returned as it is.
 

@@ -11,7 +11,7 @@ class SimulatorConfig:
 
     `max_cached_surfaces` latency surfaces stay in memory, each a few MB. With `compiles_at_start`
     the engines are compiled when the service opens, in the background, and not when the first
-    large simulation needs them, and with `resumes_at_start` searches that an earlier process
+    large simulation needs them, and with `resumes_at_start` jobs that an earlier process
     left unfinished go on then, and not when they are asked for again: both right for a service that
     stays, a waste for one command.
 

@@ -78,24 +78,33 @@ class SimulatorService(RunsSearches):
         self._surfaces = SurfaceCache(predictor, config.max_cached_surfaces)
         super().__init__(config, jobs, predictor, self._surfaces.get)
         self._kinds |= {
-            _SERVING: JobKind(ServingScenario, self._simulate_serving, self.get_serving_report),
-            _TRAINING: JobKind(TrainingScenario, self._simulate_training, self.get_training_report),
+            _SERVING: JobKind(
+                ServingScenario,
+                self.create_serving_simulation,
+                self._simulate_serving,
+                self.get_serving_report,
+            ),
+            _TRAINING: JobKind(
+                TrainingScenario,
+                self.create_training_simulation,
+                self._simulate_training,
+                self.get_training_report,
+            ),
         }
-        self._shares_jobs = sharing is not None
         self._results: ResultKeeper | None = None
         if catalog is not None and config.max_kept_results:
             self._results = ResultKeeper(catalog, config.max_kept_results)
         self._is_closing = threading.Event()
 
     def open(self) -> None:
-        """Load earlier jobs; searches that were left unfinished go on as configured."""
+        """Load earlier jobs; those that were left unfinished go on as configured."""
         handlers = {name: kind.resume for name, kind in self._kinds.items()}
         self._jobs.open(handlers, resumes=self._config.resumes_at_start)
         if self._config.compiles_at_start:
             threading.Thread(target=self._load_engines, name="compile", daemon=True).start()
 
     def close(self) -> None:
-        """Stop what runs and wait for it; searches and shared jobs may go on later."""
+        """Stop what runs and wait for it; it may go on later."""
         self._is_closing.set()
         self._jobs.close()
         self._close_workers()
@@ -123,7 +132,7 @@ class SimulatorService(RunsSearches):
         from foretoken.simulator.serving.scenario_check import check_scenario
 
         check_scenario(scenario)
-        return self._create(_SERVING, scenario, is_kept=self._shares_jobs)
+        return self._create(_SERVING, scenario)
 
     def get_serving_report(self, job_id: str) -> ServingReport:
         """Return the result of a finished serving simulation."""
@@ -168,7 +177,7 @@ class SimulatorService(RunsSearches):
         scenario.trainer.resolve()
         find_schedule(scenario.pipeline_schedule)
         _check_hardware(scenario)
-        return self._create(_TRAINING, scenario, is_kept=self._shares_jobs)
+        return self._create(_TRAINING, scenario)
 
     def get_training_report(self, job_id: str) -> TrainingReport:
         """Return the result of a finished training simulation."""

@@ -1,7 +1,7 @@
 """Searches as jobs: checked before they start, resumed after a restart, watched as they find."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -86,9 +86,10 @@ SEARCH_TABLES = ("candidates",)
 
 @dataclass(frozen=True, slots=True)
 class JobKind:
-    """What jobs of a kind are asked, what does them, and what reads their report by the job."""
+    """What jobs of a kind are asked, what begins and does them, and what reads their report."""
 
     request: type[Any]
+    create: Callable[[Any], Job]
     run: Callable[[Any, JobProgress], AnyReport]
     read: Callable[[str], AnyReport]
 
@@ -115,12 +116,23 @@ class RunsSearches(RunsJobs):
         self._executor: Executor | None = None
         self._lock = threading.Lock()
         self._kinds: dict[str, JobKind] = {
-            CAPACITY_KIND: JobKind(CapacityRequest, self._find_capacity, self.get_capacity_report),
+            CAPACITY_KIND: JobKind(
+                CapacityRequest,
+                self.create_capacity_search,
+                self._find_capacity,
+                self.get_capacity_report,
+            ),
             SERVING_KIND: JobKind(
-                ServingSearchRequest, self._search_serving, self.get_serving_search_report
+                ServingSearchRequest,
+                self.create_serving_search,
+                self._search_serving,
+                self.get_serving_search_report,
             ),
             TRAINING_KIND: JobKind(
-                TrainingSearchRequest, self._search_training, self.get_training_search_report
+                TrainingSearchRequest,
+                self.create_training_search,
+                self._search_training,
+                self.get_training_search_report,
             ),
         }
 
@@ -148,25 +160,20 @@ class RunsSearches(RunsJobs):
                 self._executor.close()
 
     def resume_job(self, job_id: str) -> Job:
-        """Start a search that was cancelled or failed once more, and return the new job.
+        """Start a job that was cancelled or failed once more, and return the new one.
 
         Raises:
-            InvalidRequestError: the job is no search, or what it was asked is not kept.
+            InvalidRequestError: what it was asked is not kept.
             as what created it.
 
         """
         job = self._jobs.get(job_id)
         if job.state not in (JobState.CANCELLED, JobState.FAILED):
             return job
-        create: Mapping[str, Callable[[Any], Job]] = {
-            CAPACITY_KIND: self.create_capacity_search,
-            SERVING_KIND: self.create_serving_search,
-            TRAINING_KIND: self.create_training_search,
-        }
-        if job.kind in create:
-            request = self._jobs.request(job_id, self._kinds[job.kind].request)
-            if request is not None:
-                return create[job.kind](request)
+        kind = self._kinds[job.kind]
+        request = self._jobs.request(job_id, kind.request)
+        if request is not None:
+            return kind.create(request)
         raise InvalidRequestError.of_field(
             "job_id", f"what {job_id} was asked is not kept: ask it again"
         )
@@ -255,10 +262,10 @@ class RunsSearches(RunsJobs):
         """Yield finalists from the `first` on, as they are found, until the search ends."""
         return self._follow(job_id, TRAINING_KIND, first, StrategyFinalist)
 
-    def _create(self, kind: str, request: object, *, is_kept: bool = True) -> Job:
+    def _create(self, kind: str, request: object) -> Job:
         """Create a job; one whose request is kept goes on after a restart."""
         work = partial(self._kinds[kind].run, request)
-        return self._jobs.create(kind, work, request if is_kept else None)
+        return self._jobs.create(kind, work, request)
 
     def _follow(self, job_id: str, kind: str, first: int, cls: type[F]) -> Watch[F]:
         if self._jobs.get(job_id).kind != kind:

@@ -335,7 +335,7 @@ class SimulatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeJob(self, request, context):
-        """Start a search that was cancelled or failed once more, as a new job that has what that one had done.
+        """Start what was cancelled or failed once more, as a new job that has what that one had done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

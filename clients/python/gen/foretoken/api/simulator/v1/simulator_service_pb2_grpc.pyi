@@ -96,7 +96,7 @@ class SimulatorServiceStub:
     CancelJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.CancelJobRequest, _job_pb2.Job]
     """Ask a job to stop; a final one is left as it is."""
     ResumeJob: _grpc.UnaryUnaryMultiCallable[_job_pb2.ResumeJobRequest, _job_pb2.Job]
-    """Start a search that was cancelled or failed once more, as a new job that has what that one had done."""
+    """Start what was cancelled or failed once more, as a new job that has what that one had done."""
 
 @_typing.type_check_only
 class SimulatorServiceAsyncStub(SimulatorServiceStub):
@@ -160,7 +160,7 @@ class SimulatorServiceAsyncStub(SimulatorServiceStub):
     CancelJob: _aio.UnaryUnaryMultiCallable[_job_pb2.CancelJobRequest, _job_pb2.Job]  # type: ignore[assignment]
     """Ask a job to stop; a final one is left as it is."""
     ResumeJob: _aio.UnaryUnaryMultiCallable[_job_pb2.ResumeJobRequest, _job_pb2.Job]  # type: ignore[assignment]
-    """Start a search that was cancelled or failed once more, as a new job that has what that one had done."""
+    """Start what was cancelled or failed once more, as a new job that has what that one had done."""
 
 class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
     """Evaluates whole deployments and training configurations."""
@@ -365,6 +365,6 @@ class SimulatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _job_pb2.ResumeJobRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_job_pb2.Job, _abc.Awaitable[_job_pb2.Job]]:
-        """Start a search that was cancelled or failed once more, as a new job that has what that one had done."""
+        """Start what was cancelled or failed once more, as a new job that has what that one had done."""
 
 def add_SimulatorServiceServicer_to_server(servicer: SimulatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -13,8 +13,6 @@ _SHOWN: Final = 200
 # Kinds of jobs whose results have pages.
 _WITH_PAGE: Final = ("serving", "training", "capacity")
 _CHECK: Final = "check"
-# What goes on with what it had done.
-_RESUMED: Final = (*ANSWERS, "capacity")
 
 
 def show(visit: Visit) -> Shown:
@@ -37,7 +35,7 @@ def show_one(visit: Visit) -> Shown | Redirect:
         "job": job,
         "service": service,
         "title": f"{job.kind} {job.state.name.lower()}",
-        "can_resume": service == "simulator" and job.kind in _RESUMED and _has_no_result(job),
+        "can_resume": _can_resume(service, job),
     }
     return Shown(template="job.html", content=content)
 
@@ -50,7 +48,7 @@ def cancel(visit: Visit) -> Redirect:
 
 
 def resume(visit: Visit) -> Redirect:
-    """Start a search that was cancelled or failed once more; go to its job."""
+    """Start what was cancelled or failed once more; go to its job."""
     job = visit.simulator.resume_job(visit.place["job"])
     return Redirect(f"/jobs/simulator/{job.job_id}")
 
@@ -93,13 +91,13 @@ def _describe(service: str, job: Job) -> dict[str, Any]:
         "service": service,
         "address": f"/jobs/{service}/{job.job_id}",
         "is_final": job.state.is_final,
-        "can_resume": service == "simulator" and job.kind in _RESUMED and _has_no_result(job),
+        "can_resume": _can_resume(service, job),
         "can_cancel": not job.state.is_final,
     }
 
 
-def _has_no_result(job: Job) -> bool:
-    return job.state in (JobState.CANCELLED, JobState.FAILED)
+def _can_resume(service: str, job: Job) -> bool:
+    return service == "simulator" and job.state in (JobState.CANCELLED, JobState.FAILED)
 
 
 def _port(visit: Visit, service: str) -> Any:
