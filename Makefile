@@ -31,7 +31,7 @@ ACCURACY_ARGS ?=
 BUF := proto/node_modules/.bin/buf
 # What proto-breaking compares with; empty: the newest tag vX.Y.Z, or the protos released last.
 BASE ?=
-DOCKERFILES := $(wildcard services/*/Dockerfile)
+DOCKERFILE := deploy/Dockerfile
 LAKE_TESTS := $(addprefix tests/,contract/test_contract_catalog_lake.py contract/test_contract_catalog_admin.py unit/catalog/test_catalog_lake.py)
 BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_*.py))
 SERVING_BENCHMARKS := $(sort $(wildcard tests/benchmarks/bench_serving_*.py))
@@ -193,7 +193,7 @@ release: setup proto-breaking proto-frozen ## make dist/ of the tag at this comm
 
 .PHONY: check-docker
 check-docker: setup
-	$(BIN)/hadolint $(DOCKERFILES)
+	$(BIN)/hadolint $(DOCKERFILE)
 
 .PHONY: check-manifests
 check-manifests: setup

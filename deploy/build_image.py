@@ -1,9 +1,9 @@
 # ruff: noqa: INP001, T201 - a program, not a part of the package
-"""Does what a Dockerfile does, without Docker: `python deploy/build_image.py simulator`.
+"""Does what the Dockerfile does, without Docker: `python deploy/build_image.py simulator`.
 
-Each stage is a folder of files under `--into`. Copies are made and commands run there by this
-machine's Python, their paths moved into it. What needs a base image and its root (apt, users) is
-left out, and named.
+Each stage that the image needs is a folder of files under `--into`. Copies are made and commands
+run there by this machine's Python, their paths moved into it. What needs a base image and its root
+(apt, users) is left out, and named.
 
 What is made is looked at: how large it is and by which packages, that nothing in it compiles, that
 its user is not root, that its program starts. Its parts are listed in `sbom.json` (CycloneDX).
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -74,6 +74,43 @@ def read_dockerfile(text: str) -> list[Instruction]:
     return found
 
 
+def _name_of_stage(one: Instruction, number: int) -> str:
+    words = one.rest.split()
+    return words[2] if len(words) > 1 and words[1].upper() == "AS" else str(number)
+
+
+def read_stages(instructions: Sequence[Instruction]) -> Mapping[str, Sequence[Instruction]]:
+    """Return the instructions of each stage by its name, or its number."""
+    stages: dict[str, list[Instruction]] = {}
+    for one in instructions:
+        if one.name == "FROM":
+            stages[_name_of_stage(one, len(stages))] = own = []
+        own.append(one)
+    return stages
+
+
+def images(instructions: Sequence[Instruction]) -> list[str]:
+    """Return the stages that start something; the others are on the way to them."""
+    stages = read_stages(instructions)
+    return [name for name, own in stages.items() if any(one.name == "ENTRYPOINT" for one in own)]
+
+
+def needed_for(target: str, instructions: Sequence[Instruction]) -> list[Instruction]:
+    """Return the instructions of a stage and of those that it is based on or copies from."""
+    stages = read_stages(instructions)
+    needed, left = set[str](), [target]
+    while left:
+        name = left.pop()
+        needed.add(name)
+        named = (
+            one.rest.split()[0].removeprefix("--from=")
+            for one in stages[name]
+            if one.name in ("FROM", "COPY")
+        )
+        left += [other for other in named if other in stages and other not in needed]
+    return [one for name, own in stages.items() if name in needed for one in own]
+
+
 class Builder:
     """Follows the instructions, a folder for each stage."""
 
@@ -103,12 +140,21 @@ class Builder:
         return self.stages[-1]
 
     def _from(self, rest: str) -> None:
-        words = rest.split()
-        name = words[2] if len(words) > 1 and words[1].upper() == "AS" else str(len(self.stages))
+        name = _name_of_stage(Instruction("FROM", rest), len(self.stages))
         folder = self._into / name
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self.stages.append(Stage(name, folder))
+        base = next(
+            (stage for stage in self.stages if stage.name == rest.split(maxsplit=1)[0]), None
+        )
+        if base is None:
+            folder.mkdir(parents=True)
+            self.stages.append(Stage(name, folder))
+            return
+        shutil.copytree(base.folder, folder, symlinks=True)
+        variables, left_out = dict(base.variables), [*base.left_out]
+        self.stages.append(
+            replace(base, name=name, folder=folder, variables=variables, left_out=left_out)
+        )
 
     def _arg(self, rest: str) -> None:
         name, _, default = rest.partition("=")
@@ -295,16 +341,15 @@ def _start(stage: Stage) -> Iterator[str]:
 def main() -> None:
     """Build the image of a service, and look at it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    services = sorted(path.parent.name for path in _ROOT.glob("services/*/Dockerfile"))
-    parser.add_argument("service", choices=services)
+    instructions = read_dockerfile((_ROOT / "deploy/Dockerfile").read_text(encoding="utf-8"))
+    parser.add_argument("service", choices=images(instructions))
     parser.add_argument("--into", type=Path, help="folder of the stages; dist/images/SERVICE")
     parser.add_argument("--build-arg", action="append", default=[], help="NAME=VALUE of an ARG")
     given = parser.parse_args()
     arguments = dict(word.split("=", 1) for word in given.build_arg)
     into = (given.into or _ROOT / "dist" / "images" / given.service).resolve()
-    text = (_ROOT / "services" / given.service / "Dockerfile").read_text(encoding="utf-8")
     try:
-        stage = Builder(_ROOT, into, arguments).build(read_dockerfile(text))
+        stage = Builder(_ROOT, into, arguments).build(needed_for(given.service, instructions))
     except BuildError as err:
         sys.exit(str(err))
     if faults := _describe(given.service, stage):

@@ -19,12 +19,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from build_image import images, read_dockerfile
+
 _ROOT = Path(__file__).resolve().parents[1]
 _GIT = shutil.which("git") or "git"
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _STATED = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 _PLACE = "clients/python/src/foretoken/__init__.py"
 _CHANGELOG = "CHANGELOG.md"
+_DOCKERFILE = "deploy/Dockerfile"
 # Where the distributions lie: the program, and the measurements that come with it, which have a
 # version of their own.
 _DISTRIBUTIONS = (".", "starter")
@@ -83,7 +86,7 @@ def prepare(root: Path, version: str) -> None:
 
 def image_files(root: Path) -> Iterator[Path]:
     """Yield the files that name images with their versions."""
-    for folder in ("deploy", "docs", "services"):
+    for folder in ("deploy", "docs"):
         for pattern in ("*.yaml", "*.md", "Dockerfile"):
             for path in sorted((root / folder).rglob(pattern)):
                 if _IMAGE.search(path.read_text(encoding="utf-8")):
@@ -140,11 +143,10 @@ def _build(root: Path, target: Path) -> Iterator[Path]:
 
 
 def image_commands(root: Path, version: str) -> list[str]:
-    """Return the commands that build the images, one for each service that has one."""
+    """Return the commands that build the images, one for each target that starts something."""
     return [
-        f"docker build --file {path.relative_to(root)}"
-        f" --tag foretoken-{path.parent.name}:{version} ."
-        for path in sorted(root.glob("services/*/Dockerfile"))
+        f"docker build --file {_DOCKERFILE} --target {name} --tag foretoken-{name}:{version} ."
+        for name in images(read_dockerfile((root / _DOCKERFILE).read_text(encoding="utf-8")))
     ]
 
 

@@ -79,14 +79,31 @@ def test_a_command_that_fails_ends_the_build(program: ModuleType, tmp_path: Path
         program.Builder(tmp_path, tmp_path / "into", {}).build(program.read_dockerfile(text))
 
 
-@pytest.mark.parametrize("service", _SERVICES)
-def test_every_instruction_of_ours_is_known(
-    program: ModuleType, repository: Path, service: str
-) -> None:
-    text = (repository / "services" / service / "Dockerfile").read_text(encoding="utf-8")
-    found = program.read_dockerfile(text)
+def test_an_image_is_built_of_the_stages_that_it_needs(program: ModuleType, tmp_path: Path) -> None:
+    """It has the files, variables and user of what it is based on, not those of its siblings."""
+    text = (
+        "FROM base AS sources\nARG EXTRA=none\nRUN mkdir -p /opt/foretoken\n"
+        "FROM sources AS build-one\nRUN echo $EXTRA > /opt/foretoken/one\n"
+        "FROM sources AS build-two\nRUN exit 3\n"
+        "FROM base AS user\nRUN useradd one\nENV PLACE=/opt/foretoken/place\nUSER 1:1\n"
+        'FROM user AS two\nCOPY --from=build-two /opt /opt\nENTRYPOINT ["two"]\n'
+        "FROM user AS one\nCOPY --from=build-one /opt /opt\nRUN echo made > $PLACE\n"
+        'ENTRYPOINT ["one"]\n'
+    )
+    instructions = program.read_dockerfile(text)
+    assert ["two", "one"] == program.images(instructions)
+    builder = program.Builder(tmp_path, tmp_path / "into", {"EXTRA": "lake"})
+    stage = builder.build(program.needed_for("one", instructions))
+    assert ["sources", "build-one", "user", "one"] == [one.name for one in builder.stages]
+    assert "lake\n" == (stage.folder / "opt/foretoken/one").read_text()
+    assert "made\n" == (stage.folder / "opt/foretoken/place").read_text()
+    assert ("1:1", ("one",), ["useradd one"]) == (stage.user, stage.entry, stage.left_out)
+
+
+def test_every_instruction_of_ours_is_known(program: ModuleType, repository: Path) -> None:
+    found = program.read_dockerfile((repository / "deploy/Dockerfile").read_text(encoding="utf-8"))
     assert [] == [one for one in found if not hasattr(program.Builder, f"_{one.name.lower()}")]
-    assert ("FROM", "ENTRYPOINT") == (found[0].name, found[-1].name)
+    assert set(_SERVICES) == set(program.images(found))
 
 
 # What an image starts: the command line, or a service and the page that it serves.
@@ -100,8 +117,9 @@ _RUNS = {
 
 @pytest.mark.parametrize("service", _RUNS)
 def test_what_an_image_leaves_out_it_does_not_import(repository: Path, service: str) -> None:
-    text = (repository / "services" / service / "Dockerfile").read_text(encoding="utf-8")
-    (words,) = re.findall(r"slim\.sh /opt/foretoken (.+)", text.replace("\\\n", " "))
+    text = (repository / "deploy/Dockerfile").read_text(encoding="utf-8")
+    (stage,) = re.findall(rf"AS build-{service}\n(.+?)\n\n", text, re.DOTALL)
+    (words,) = re.findall(r"slim\.sh /opt/foretoken (.+)", stage.replace("\\\n", " "))
     absent = words.replace("-", "_").split()
     assert absent
     code = (

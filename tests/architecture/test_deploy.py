@@ -260,18 +260,20 @@ def test_the_controller_has_a_configuration_an_account_and_a_role(
     assert {"jobs"} == changed
 
 
-@pytest.mark.parametrize("service", _IMAGES)
-def test_dockerfiles_are_clean_and_start_their_service(
-    repository: Path, find_tool: Callable[[str], str], service: str
+def test_the_dockerfile_is_clean_and_its_targets_start_their_services(
+    repository: Path, find_tool: Callable[[str], str]
 ) -> None:
-    path = repository / "services" / service / "Dockerfile"
+    path = repository / "deploy" / "Dockerfile"
     linted = subprocess.run(
         [find_tool("hadolint"), str(path)], capture_output=True, text=True, check=False
     )
     assert linted.returncode == 0, linted.stdout
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines[-1] == f'ENTRYPOINT ["foretoken", "serve", "{service}"]'
-    assert "USER 10001:10001" in lines
+    targets = path.read_text(encoding="utf-8").split("\nFROM ")
+    for service in _IMAGES:
+        (target,) = (text for text in targets if f" AS {service}\n" in text)
+        own = target.partition("\n\n")[0].splitlines()
+        start = f'ENTRYPOINT ["foretoken", "serve", "{service}"]'
+        assert ["USER 10001:10001", start] == own[-2:]
 
 
 def test_the_backup_is_a_command_that_exists(repository: Path) -> None:

@@ -69,10 +69,9 @@ def released(clone: Path) -> Path:
     _run_git(clone, "tag", f"v{_VERSION}")
     made = _release(clone)
     assert (0, "") == (made.returncode, made.stderr)
-    for path in clone.glob("services/*/Dockerfile"):
-        service = path.parent.name
-        image = f"--file services/{service}/Dockerfile --tag foretoken-{service}:{_VERSION} ."
-        assert f"docker build {image}" in made.stdout
+    for service in ("app", "catalog", "predictor", "profiler", "simulator"):
+        image = f"--target {service} --tag foretoken-{service}:{_VERSION} ."
+        assert f"docker build --file deploy/Dockerfile {image}" in made.stdout
     return clone / "dist"
 
 
