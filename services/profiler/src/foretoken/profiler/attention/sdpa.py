@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from foretoken.profiler.attention.batch import (
     HALF_DTYPES,
@@ -27,6 +26,10 @@ from foretoken.profiler.attention.batch import (
     visible_keys,
 )
 from foretoken.profiler.kernel import Inputs, TensorFactory, has_capability, is_cuda, runs
+
+if torch.backends.cuda.is_built():
+    # Loads torch's compiler, which takes as long as all the rest of torch.
+    from torch.nn.attention.bias import causal_lower_right
 
 NAME = "torch.nn.functional.scaled_dot_product_attention"
 # Backends that know causality from the end of the context; others take it as a mask.
