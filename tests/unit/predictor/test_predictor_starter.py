@@ -126,6 +126,27 @@ def test_own_measurements_come_first(
     assert _latency_us(reply) == pytest.approx(_latency_us(again))
 
 
+@pytest.mark.parametrize(("kernel", "is_starter"), [("wmma", False), ("cutlass", True)])
+def test_of_other_code_own_measurements_come_first(
+    make_service: MakeService,
+    train: Callable[..., PredictorTrainingReport],
+    kernel: str,
+    is_starter: bool,
+) -> None:
+    """The starter answers only where it has the code that is asked for."""
+    service = make_service(gemm_rows())
+    train(service)
+    table = OperatorTable(
+        operator="gemm",
+        dtype=DType.FP16,
+        columns=columns_of(_POINT),
+        kernel=kernel,
+        tentative=True,
+    )
+    reply = service.predict(LatencyQuery(device="a30", tables=(table,)))
+    assert is_starter == ("starter" in reply.tables[0].basis)
+
+
 def test_a_model_is_trained_once_for_all_processes(starter: Path, tmp_path: Path) -> None:
     """The second finds it; what is damaged is trained anew."""
     config = PredictorConfig(state_folder=str(tmp_path))

@@ -83,9 +83,10 @@ def find_sources(
 
     That is the device's own one alone where it is sure. Else those of other measurements come with
     it: of a starter catalog, of the same chip in another product. A starter's never stand in for
-    own measurements of other software, and where these are sure another product's do only if it ran
-    software nearer to what was asked. Links are not those of the chip, so a collective has no
-    source elsewhere; inside a node `target_linked_alike` may know one.
+    own measurements of other software, nor for sure ones of other code where it has no nearer; and
+    where own ones are sure another product's stand in only if it ran software nearer to what was
+    asked. Links are not those of the chip, so a collective has no source elsewhere; inside a node
+    `target_linked_alike` may know one.
     """
 
     def doubt_log(source: Source) -> float:
@@ -93,7 +94,7 @@ def find_sources(
 
     layers = models.layers
     found = sorted(_on(layers, spec, target, wanted), key=doubt_log)
-    own = [item for item in found if _is_own(item.choice)] or found
+    own = [item for item in found if _is_own(item.choice)] or _of_home(found)
     is_sure = bool(own) and own[0].is_sure
     if own and _is_else(own[0].choice):
         found, layers = own, layers[:1]
@@ -149,6 +150,13 @@ def _is_worse(source: Source, own: Source) -> bool:
 def _is_own(choice: Choice) -> bool:
     """Whether a choice is of own measurements of the very code that was asked for."""
     return not choice.head.origin and not choice.is_other_code
+
+
+def _of_home(found: Sequence[Source]) -> Sequence[Source]:
+    """Return the sure sources of own measurements, unless a starter has the very code; else all."""
+    if any(it.choice.head.origin and not it.choice.is_other_code for it in found):
+        return found
+    return [it for it in found if not it.choice.head.origin and it.is_sure] or found
 
 
 def _is_else(choice: Choice) -> bool:
