@@ -229,8 +229,18 @@ def test_falcon_40b_has_the_published_parameters_and_8_heads_of_keys() -> None:
     assert 41.3 == pytest.approx(count_parameters(model).total / 1e9, rel=0.005)
     assert 8 == model.num_kv_heads
     assert 1 == _read("falcon", {**config, "new_decoder_architecture": False}).num_kv_heads
-    with pytest.raises(InvalidRequestError, match="alibi"):
+    with pytest.raises(InvalidRequestError, match="new_decoder_architecture"):
         _read("falcon", {**config, "alibi": True})
+
+
+def test_falcon_rw_has_the_published_parameters_and_no_rotary_embedding() -> None:
+    """Falcon-RW-1B's checkpoint has 1,311,625,216."""
+    own = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
+    sizes = {"hidden_size": 2048, "num_attention_heads": 32, "num_hidden_layers": 24}
+    model = _read("falcon", {**own, **sizes, "vocab_size": 50304})
+    assert 1_311_625_216 == count_parameters(model).total
+    mixers = [layer.mixer for layer in model.layers]
+    assert {(32, 0)} == {(part["num_kv_heads"], part["has_rope"]) for part in mixers if part}
 
 
 def test_dbrx_has_the_published_parameters() -> None:

@@ -250,12 +250,11 @@ def _gptj(reader: ConfigReader) -> Fields:
     return _gpt2(reader, position="rope", has_bias=False, has_parallel_residual=True)
 
 
-def _falcon(reader: ConfigReader) -> Fields:
+def read_falcon(reader: ConfigReader) -> Fields:
     """Read Falcon and Falcon 2: one head of keys and values, or groups in the newer layers."""
     reader.rename({"activation": "hidden_act", "ffn_hidden_size": "intermediate_size"})
     reader.rename({"num_kv_heads": "num_key_value_heads"})
     reader.assume({_LENGTH: 2048, "tie_word_embeddings": True})
-    reader.require("alibi", default=False, allowed=False)
     reader.require("parallel_attn", default=True, allowed=True)
     is_grouped = reader.flag("new_decoder_architecture", default=False)
     is_shared = reader.flag("multi_query", default=True) and not is_grouped
@@ -281,7 +280,6 @@ DECODERS: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "codegen": _gptj,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
-    "falcon": _falcon,
     "gemma": _gemma,
     "gpt2": _gpt2,
     "gpt_bigcode": _gpt_bigcode,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from foretoken.domain.models.hf_decoders import read_falcon
 from foretoken.domain.models.hf_parts import (
     Fields,
     compose,
@@ -238,6 +239,32 @@ def _mpt(reader: ConfigReader) -> Fields:
     return _read(family, reader)
 
 
+def _falcon(reader: ConfigReader) -> Fields:
+    """Read Falcon, and Falcon-RW, whose positions are slopes of scores (ALiBi)."""
+    if not reader.flag("alibi", default=False):
+        return read_falcon(reader)
+    for key, default in (("multi_query", True), ("parallel_attn", True)):
+        reader.require(key, default=default, allowed=False)
+    reader.require("new_decoder_architecture", default=False, allowed=False)
+    family = Grouped(
+        turns=False,
+        is_gated=False,
+        biases=("bias", "bias", "bias"),
+        norm="layer_norm",
+        defaults={
+            **_TIED,
+            **_GELU,
+            "bias": False,
+            "intermediate_size": 4 * reader.integer("hidden_size"),
+            "max_position_embeddings": 2048,
+        },
+        renamed={"activation": "hidden_act", "ffn_hidden_size": "intermediate_size"},
+        ignored=("num_ln_in_parallel_attn", "num_kv_heads", "rope_theta"),
+    )
+    reader.ignore("apply_residual_connection_post_layernorm", "rope_parameters")
+    return _read(family, reader)
+
+
 def _bloom(reader: ConfigReader) -> Fields:
     """Read BLOOM, whose halves are four times as wide; the norm of its embedding is not counted."""
     reader.rename({"n_embed": "hidden_size", "seq_length": "max_position_embeddings"})
@@ -419,5 +446,6 @@ _FAMILIES: Mapping[str, Grouped] = {
 GROUPED: Mapping[str, Callable[[ConfigReader], Fields]] = {
     **{model_type: partial(_read, family) for model_type, family in _FAMILIES.items()},
     "bloom": _bloom,
+    "falcon": _falcon,
     "mpt": _mpt,
 }
