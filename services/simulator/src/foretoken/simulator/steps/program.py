@@ -62,9 +62,9 @@ class StreamRules:
 
     gap_us: Column
     slowdown_ratio: float = 1.0
-    launch_us: float = 0.0
-    module_call_us: float = 0.0
-    expert_call_us: float = 0.0
+    launch_us: Column | float = 0.0
+    module_call_us: Column | float = 0.0
+    expert_call_us: Column | float = 0.0
     waits_for_counts: bool = False
     # Tells how many calls an operator has, of one rank, or of each of the cases.
     count_calls: Callable[[OperatorNode], Column | int] = count_expert_calls
@@ -72,13 +72,13 @@ class StreamRules:
     @property
     def is_free(self) -> bool:
         """Whether the host needs no time to launch anything."""
-        return not (self.launch_us or self.module_call_us or self.expert_call_us)
+        return not any(map(np.any, (self.launch_us, self.module_call_us, self.expert_call_us)))
 
     def submission_us(self, node: OperatorNode) -> Column | float:
         """Return what the host needs to launch an operator, outside of layers all repetitions."""
         num_launches = 1 if node.section is Section.LAYER else node.repeat
         calls_us: Column | float = _starts_module(node) * self.module_call_us
-        if self.expert_call_us:
+        if np.any(self.expert_call_us):
             calls_us = calls_us + self.count_calls(node) * self.expert_call_us
         return num_launches * (self.launch_us + calls_us)
 

@@ -56,12 +56,13 @@ class TimingRules:
         """Return the rules of a pass with these gaps of the host."""
         is_timed = not self.prices.covers_layers
         raw = is_timed * trainer_gap_us
+        host_us = is_timed * self.columns.host_us
         return StreamRules(
             gap_us=self.columns.calibrated(raw + calibrated_gap_us, raw),
             slowdown_ratio=self.trainer.overlap_slowdown_ratio,
-            launch_us=is_timed * self.trainer.launch_us,
-            module_call_us=is_timed * self.trainer.module_call_us,
-            expert_call_us=is_timed * self.trainer.expert_call_us,
+            launch_us=host_us * self.trainer.launch_us,
+            module_call_us=host_us * self.trainer.module_call_us,
+            expert_call_us=host_us * self.trainer.expert_call_us,
             waits_for_counts=is_timed and self.trainer.waits_for_counts,
         )
 

@@ -21,7 +21,8 @@ from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.report import Percentiles
 from foretoken.domain.units import US_PER_MS, ceil_divide
-from foretoken.simulator.steps.error_parts import NUM_CASES
+from foretoken.simulator.steps.call_prices import price_host
+from foretoken.simulator.steps.error_parts import NUM_CASES, price_cases
 from foretoken.simulator.steps.program import Column
 from foretoken.simulator.steps.sharding import SPLITS_PARAMETERS, ScenarioDegrees
 from foretoken.simulator.training.operator_prices import Price
@@ -125,6 +126,12 @@ class StepColumns:
     def price(self, price: Price) -> Column:
         """Return the price of one call, in each column's case."""
         return price.cases_us[self.cases]
+
+    @property
+    def host_us(self) -> Column:
+        """What a µs of the host takes, in each column's case."""
+        cases_us: Column = np.concatenate(price_cases(price_host()))
+        return cases_us[self.cases]
 
     def calibrated(self, value: float, raw: float) -> Column:
         """Return `value` in the columns that are calibrated, `raw` in the others."""

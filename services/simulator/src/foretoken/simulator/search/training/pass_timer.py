@@ -9,6 +9,7 @@ over.
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -153,6 +154,11 @@ class PassTimer:
         times = {key: stacked[:, :, at] for at, key in enumerate(distinct)}
         return PassColumns(times=times, group=number[group])
 
+    @cached_property
+    def host_us(self) -> Floats:
+        """What a µs of the host takes: (variant)."""
+        return self._book.price_host()
+
     def work_of(self, shape: int) -> "_ShapeWork":
         """Return what a shape runs."""
         return self._work[shape]
@@ -235,12 +241,12 @@ class _Family:
     ) -> Iterator[tuple[list[int], PassTime]]:
         """Yield the times of a pass of kinds of chunks, with the places of these."""
         is_forward = name == "forward"
-        trainer = self._timer.trainer
+        trainer, host_us = self._timer.trainer, self._timer.host_us[:, None, None]
         rules = StreamRules(
             gap_us=self._timer.gap_us(name, self._exchange)[:, None],
-            launch_us=trainer.launch_us,
-            module_call_us=trainer.module_call_us,
-            expert_call_us=trainer.expert_call_us,
+            launch_us=host_us * trainer.launch_us,
+            module_call_us=host_us * trainer.module_call_us,
+            expert_call_us=host_us * trainer.expert_call_us,
             waits_for_counts=trainer.waits_for_counts,
             count_calls=lambda node: self._calls.get(id(node), 0),
         )
