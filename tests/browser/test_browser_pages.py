@@ -114,6 +114,25 @@ def simulated(web: WebClient, answered: tuple[str, str]) -> dict[str, str]:
     return found | dict(zip(("quick", "whole"), answered, strict=True))
 
 
+def test_files_of_a_models_folder_are_asked_about_together(web: WebClient, browser: Any) -> None:
+    stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    files = [
+        {"name": name, "mimeType": "application/json", "buffer": json.dumps(content).encode()}
+        for name, content in (("hf_quant_config.json", stored), ("config.json", _CONFIG))
+    ]
+    with _open(browser) as page:
+        page.goto(_address(web, "/"))
+        page.get_by_text("Another model: paste its config.json").click()
+        with page.expect_response("**/check") as checked:
+            page.get_by_label("Or choose it in the model's folder").set_input_files(files)
+        assert {} == checked.value.json()
+        expected = {
+            **_CONFIG,
+            "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"},
+        }
+        assert expected == json.loads(page.get_by_label("Text of the Hugging Face").input_value())
+
+
 def _fill(web: WebClient, page: Any) -> None:
     """Import some rows, as a user does."""
     page.goto(_address(web, "/catalog/imports"))

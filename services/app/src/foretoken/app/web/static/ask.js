@@ -47,12 +47,26 @@ form.addEventListener("submit", () => {
   document.getElementById("asked").textContent = "Answering. The first question of a model on a GPU learns its operators from the measurements, once: some seconds more.";
 });
 
-// A folder's config.json is read here, and its text sent.
+// A folder's files are read here, and one text is sent. NVIDIA's ModelOpt says in a file of its own how weights are stored.
+const STORED = "hf_quant_config.json";
+
+function join(config, stored) {
+  try {
+    const said = JSON.parse(config);
+    if (said.quantization_config || said.text_config?.quantization_config) return config;
+    const quantization_config = { quant_method: "modelopt", ...JSON.parse(stored).quantization };
+    return JSON.stringify({ ...said, quantization_config }, null, 2);
+  } catch { return config; }
+}
+
 const chosen = document.getElementById("f-config-file");
 chosen?.addEventListener("change", async () => {
-  const file = [...chosen.files].find((one) => one.name === "config.json") ?? chosen.files[0];
+  const files = [...chosen.files];
+  const stored = files.find((one) => one.name === STORED);
+  const file = files.find((one) => one.name === "config.json") ?? files.find((one) => one !== stored);
   if (!file) return;
-  form.elements.config.value = await file.text();
+  const text = await file.text();
+  form.elements.config.value = stored ? join(text, await stored.text()) : text;
   chosen.value = "";
   check();
 });
