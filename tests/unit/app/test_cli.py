@@ -68,6 +68,21 @@ def test_an_error_is_one_line_and_a_status(tmp_path: Path) -> None:
     assert len(outcome.stderr.splitlines()) == 1
 
 
+def test_wrong_usage_is_json_where_results_are(tmp_path: Path) -> None:
+    outcome = _run(tmp_path, "--output", "json", "search", "serving", "--gpus", "x")
+    said = json.loads(outcome.stderr)
+    assert (2, "", "INVALID_REQUEST") == (outcome.returncode, outcome.stdout, said["reason"])
+    assert "--gpus" in said["detail"]
+    missing = _run(tmp_path, "--output", "csv", "search", "servin")
+    assert (2, True) == (missing.returncode, "servin" in json.loads(missing.stderr)["detail"])
+
+
+def test_an_option_of_all_commands_is_said_to_stand_before_them(tmp_path: Path) -> None:
+    outcome = _run(tmp_path, "search", "serving", "--output", "json")
+    assert 2 == outcome.returncode
+    assert "--output stands before the command" in outcome.stderr
+
+
 def test_a_format_shows_what_its_commands_take(tmp_path: Path) -> None:
     """Options are named before they are needed; a wrong name is an error in one line."""
     outcome = _run(tmp_path, "--output", "json", "catalog", "formats", "vidur")

@@ -9,11 +9,16 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+if TYPE_CHECKING:
+    from foretoken.domain.errors import InvalidRequestError
+
+# Click's, which new releases of typer have inside.
+_USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
 # How the text of help is written.
 MARKUP: Final = "markdown"
 # The option of a page. Its further names are read, and not in the help.
@@ -220,15 +225,20 @@ class RootGroup(LazyGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; an error of ours ends it with its message and status 1, wherever it is.
 
-        So does a package that is not installed, as in an image with the command line alone.
+        So does a package that is not installed, as in an image with the command line alone. Wrong
+        usage ends it with status 2.
         """
-        from foretoken.app.cli.state import fail
+        from foretoken.app.cli.state import fail, fail_as_data
         from foretoken.domain.errors import ForetokenError, InvalidRequestError
 
         try:
             return super().invoke(ctx)
         except ForetokenError as err:
             fail(err)
+        except _USAGE_ERROR as err:
+            self._say_where_it_stands(err)
+            fail_as_data(_invalid_request(err), err.exit_code)
+            raise
         except ModuleNotFoundError as err:
             package = (err.name or "").partition(".")[0]
             if package in ("", "foretoken"):
@@ -239,6 +249,24 @@ class RootGroup(LazyGroup):
                     " where they are (--endpoint catalog=HOST:PORT), or install it"
                 )
             )
+
+    def _say_where_it_stands(self, error: Any) -> None:
+        """Say of an option of all commands that it stands before the command."""
+        name = getattr(error, "option_name", "")
+        if hasattr(error, "possibilities") and any(name in item.opts for item in self.params):
+            words = error.ctx.command_path.partition(" ")[2]
+            error.message = f"{name} stands before the command: foretoken {name} ... {words}"
+            error.possibilities = []
+
+
+def _invalid_request(error: Any) -> "InvalidRequestError":
+    """Return wrong usage as the error of a service, which names the option."""
+    from foretoken.domain.errors import InvalidRequestError
+
+    names = getattr(getattr(error, "param", None), "opts", ())
+    if names:
+        return InvalidRequestError.of_field(names[0], error.message)
+    return InvalidRequestError(error.format_message())
 
 
 class _Searches(LazyGroup):

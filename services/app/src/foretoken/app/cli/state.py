@@ -213,14 +213,19 @@ def choose_output(output: str) -> None:
 
 def fail(error: ForetokenError) -> None:
     """Print an error, as the JSON of the HTTP API where results are data; leave with status 1."""
-    if _output.get() in DATA_OUTPUTS:
-        sys.stderr.write(json.dumps(describe_error(error), ensure_ascii=False) + "\n")
-        raise typer.Exit(code=1) from error
+    fail_as_data(error, 1)
     _notes.print(f"[red]error[/red] ({error.reason.lower()}): ", end="", highlight=False)
     _notes.print(error.message, markup=False, highlight=False, soft_wrap=True)
     if error.trace_id:
         note(f"[dim]in the service's log: trace_id={error.trace_id}[/dim]")
     raise typer.Exit(code=1) from error
+
+
+def fail_as_data(error: ForetokenError, status: int) -> None:
+    """Print an error as JSON and leave, where results are data; else do nothing."""
+    if _output.get() in DATA_OUTPUTS:
+        sys.stderr.write(json.dumps(describe_error(error), ensure_ascii=False) + "\n")
+        raise typer.Exit(code=status) from error
 
 
 class ProgressBar:
