@@ -93,7 +93,7 @@ def find_sources(
         return source.doubt_log(spec, target)
 
     layers = models.layers
-    found = sorted(_on(layers, spec, target, wanted), key=doubt_log)
+    found: Sequence[Source] = sorted(_on(layers, spec, target, wanted), key=doubt_log)
     own = [item for item in found if _is_own(item.choice)] or _of_home(found)
     is_sure = bool(own) and own[0].is_sure
     if own and _is_else(own[0].choice):
