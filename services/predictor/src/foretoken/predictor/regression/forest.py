@@ -1,6 +1,6 @@
 """The trees of a model as flat arrays: what LightGBM's text says, what is stored, what answers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -117,39 +117,37 @@ def read_forest(text: str) -> Forest:
 
     """
     head, *blocks = text.split("\nTree=")
-    trees = [_read_tree(_read_fields(block.partition("\n\n")[0])) for block in blocks]
-    found = {name: np.concatenate([tree[name] for tree in trees]) for name in trees[0]}
-    num_features = int(_read_fields(head)["max_feature_idx"]) + 1
-    return Forest(num_features=np.array(num_features), **found)
-
-
-def _read_fields(block: str) -> Mapping[str, str]:
-    pairs = (line.partition("=") for line in block.splitlines())
-    return {name: value for name, _, value in pairs}
-
-
-def _read_tree(fields: Mapping[str, str]) -> dict[str, _Array]:
-    decision = _integers(fields, "decision_type")
+    trees = [_read_fields(block.partition("\n\n")[0]) for block in blocks]
+    decision = _integers(trees, "decision_type")
     is_missing = (decision >> _MISSING_SHIFT & _MISSING_BITS) == _ZERO_IS_MISSING
     if ((decision & _CATEGORICAL_BIT) > 0).any() or is_missing.any():
         raise ValueError("trees with categories or missing zeros")
-    is_linear = fields.get("is_linear", "0") == "1"
-    constant = _reals(fields, "leaf_const" if is_linear else "leaf_value")
-    if len(constant) > MAX_LEAVES:
+    num_leaves = _integers(trees, "num_leaves")
+    if num_leaves.max() > MAX_LEAVES:
         raise ValueError(f"trees of more than {MAX_LEAVES} leaves")
-    # A leaf without a line has none of the three.
-    num_slopes = _integers(fields, "num_features") if is_linear else np.zeros(len(constant), int)
-    return {
-        "num_leaves": np.array([len(constant)]),
-        "feature": _integers(fields, "split_feature"),
-        "threshold": _reals(fields, "threshold"),
-        "left": _integers(fields, "left_child"),
-        "right": _integers(fields, "right_child"),
-        "constant": constant,
-        "num_slopes": num_slopes,
-        "slope_feature": _integers(fields, "leaf_features"),
-        "slope": _reals(fields, "leaf_coeff"),
-    }
+    for fields in trees:
+        if fields.get("is_linear", "0") != "1":
+            # A leaf without a line has none of the three.
+            fields["leaf_const"] = fields["leaf_value"]
+            fields["num_features"] = "0 " * int(fields["num_leaves"])
+            fields["leaf_features"] = fields["leaf_coeff"] = ""
+    return Forest(
+        num_features=np.array(int(_read_fields(head)["max_feature_idx"]) + 1),
+        num_leaves=num_leaves,
+        feature=_integers(trees, "split_feature"),
+        threshold=_reals(trees, "threshold"),
+        left=_integers(trees, "left_child"),
+        right=_integers(trees, "right_child"),
+        constant=_reals(trees, "leaf_const"),
+        num_slopes=_integers(trees, "num_features"),
+        slope_feature=_integers(trees, "leaf_features"),
+        slope=_reals(trees, "leaf_coeff"),
+    )
+
+
+def _read_fields(block: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in block.splitlines())
+    return {name: value for name, _, value in pairs}
 
 
 def split_trees(forest: Forest, values: _Array) -> Iterator[_Array]:
@@ -157,14 +155,15 @@ def split_trees(forest: Forest, values: _Array) -> Iterator[_Array]:
     yield from np.split(values, np.cumsum(forest.num_leaves.astype(np.int64) - 1)[:-1])
 
 
-def _integers(fields: Mapping[str, str], name: str) -> IntColumn:
-    return _read_numbers(fields, name, np.int64)
+def _integers(trees: Sequence[Mapping[str, str]], name: str) -> IntColumn:
+    return _read_numbers(trees, name, np.int64)
 
 
-def _reals(fields: Mapping[str, str], name: str) -> FloatColumn:
-    return _read_numbers(fields, name, np.float64)
+def _reals(trees: Sequence[Mapping[str, str]], name: str) -> FloatColumn:
+    return _read_numbers(trees, name, np.float64)
 
 
-def _read_numbers(fields: Mapping[str, str], name: str, kind: type[Any]) -> _Array:
-    text = fields.get(name, "").strip()
+def _read_numbers(trees: Sequence[Mapping[str, str]], name: str, kind: type[Any]) -> _Array:
+    """Return what all trees say under a name, read at once; one without splits says less."""
+    text = " ".join(fields.get(name, "") for fields in trees).strip()
     return np.fromstring(text, kind, sep=" ") if text else np.empty(0, kind)
