@@ -123,10 +123,9 @@ def train_models(
     """Train what is found; the version's models that the request leaves alone stay.
 
     A model is kept, not trained again, where neither its rows and parameters nor what it borrows
-    from other devices have changed. The others are trained side by side on the executor's workers,
-    the largest first: the same models, however many there are. Series that unite software or pick
-    a kernel repeat others, and many are never asked for: of them the points are kept, and they are
-    trained when a question is about them, but where other devices are to teach them, too.
+    from other devices have changed. The others are trained by workers, the largest first. Of series
+    that unite software or pick a kernel, and so repeat others, the points are kept, to be trained
+    when a question needs them, unless other devices teach them.
 
     Raises:
         CancelledJobError: the job was cancelled.
@@ -139,16 +138,13 @@ def train_models(
     def find(key: SeriesKey) -> Series:
         return points[key] if key in points else before.read_series(key)
 
-    sizes = {head.key: head.num_points for head in kept}
-    sizes |= {key: series.num_points for key, series in points.items()}
-    library = DonorLibrary(sizes, find, request.seed)
     packed = {head.content_hash: before.packed(head.key) for head in kept}
     heads = {head.key: head for head in kept}
-    pools: dict[SeriesKey, DonorPool | None] = {}
+    sizes = {it.key: it.num_points for it in kept} | {it.key: it.num_points for it in found}
+    pools = dict(_find_pools(found, DonorLibrary(sizes, find, request.seed), progress))
     for series in found:
-        progress.update(_READ_RATIO, "looking for models that are there")
-        pool = pools[series.key] = library.find(series.key) if may_transfer(series) else None
-        heads[series.key] = series.head(hash_transfer(series, pool, config, request.seed))
+        content_hash = hash_transfer(series, pools[series.key], config, request.seed)
+        heads[series.key] = series.head(content_hash)
     heads = dict(sorted(heads.items()))
     single = [head.key for head in own_heads(tuple(heads.values()))]
     at_once = {*single, *(key for key, pool in pools.items() if pool is not None)}
@@ -176,6 +172,15 @@ def train_models(
         num_reused=num_reused,
         reports=merge_reports(after.read_report(key) for key in single if key in points),
     )
+
+
+def _find_pools(
+    found: Sequence[Series], library: DonorLibrary, progress: JobProgress
+) -> Iterator[tuple[SeriesKey, DonorPool | None]]:
+    """Yield what every series may borrow from."""
+    for series in found:
+        progress.update(_READ_RATIO, "looking for models that are there")
+        yield series.key, library.find(series.key) if may_transfer(series) else None
 
 
 def _train_all(
