@@ -250,13 +250,16 @@ def test_a_search_that_was_cancelled_is_resumed_as_a_new_job(service: SimulatorS
         service.resume_job("serving-search-none")
 
 
-def test_a_job_whose_question_is_not_kept_cannot_be_resumed(service: SimulatorService) -> None:
-    job = service.create_serving_simulation(_SCENARIO)
+def test_a_job_whose_question_is_not_kept_cannot_be_resumed(tmp_path: Path) -> None:
+    service = _open(tmp_path)
+    endless = replace(_SCENARIO, workload=replace(_SCENARIO.workload, num_requests=10**6))
+    job = service.create_serving_simulation(endless)
     service.cancel_job(job.job_id)
-    ended = list(service.watch_job(job.job_id))[-1]
-    if ended.state is JobState.CANCELLED:
-        with pytest.raises(InvalidRequestError, match="ask it again"):
-            service.resume_job(job.job_id)
+    assert JobState.CANCELLED is list(service.watch_job(job.job_id))[-1].state
+    (tmp_path / f"{job.job_id}.request.json").unlink()
+    with pytest.raises(InvalidRequestError, match="ask it again"):
+        service.resume_job(job.job_id)
+    service.close()
 
 
 def test_an_address_without_a_cluster_fails_the_search_with_the_setting(tmp_path: Path) -> None:
