@@ -17,6 +17,7 @@ from foretoken.simulator.launch.files import (
     write_files,
 )
 from foretoken.simulator.launch.server import (
+    FILES_FOLDER,
     POD_ADDRESS,
     SERVER_PORT,
     STARTUP_S,
@@ -33,6 +34,8 @@ from foretoken.simulator.launch.server import (
 from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks
 from foretoken.simulator.workload.requests import resolve_workload
 
+# Where containers have the files of their commands.
+_MOUNTED_AT = "/launch"
 # The longest request is rounded up to so many tokens, as chat templates add some.
 _TOKENS_ROUNDED_TO = 1024
 
@@ -85,16 +88,19 @@ def write_deployment(
     }
     launched = [*launches, *([router] if router else [])]
     remarks = dict.fromkeys(remark for launch in launched for remark in launch.remarks)
+    read = {name: text for launch in launched for name, text in launch.files.items()}
     return write_files(
         folder,
         {
+            **read,
             "commands.sh": render("commands.sh", started),
             "deployment.yaml": render_manifests("deployment.yaml", started),
             "kustomization.yaml": render("kustomization.yaml", {"resource": "deployment.yaml"}),
             "scenario.yaml": scenario_text,
             "measure.yaml": render_manifests("measure.yaml", measured | about),
             "README.md": render(
-                "deployment.md", {"scenario": scenario, "remarks": remarks, **about}
+                "deployment.md",
+                {"scenario": scenario, "remarks": remarks, "files": list(read), **about},
             ),
         },
     )
@@ -180,7 +186,7 @@ def _route(
     if sum(map(len, urls.values())) == 1:
         return None
     router = scenario.cluster.routing.router if scenario.cluster else "round_robin"
-    return engine.route(urls, router)
+    return engine.route(urls, router, engine.image(pools[-1]))
 
 
 def _started(
@@ -204,12 +210,16 @@ def _started(
         "port": SERVER_PORT,
         "store_name": STORE_NAME,
         "store_port": STORE_PORT,
+        "mounted_at": _MOUNTED_AT,
         "startup_s": STARTUP_S,
     }
 
 
 def _commands(launch: Launch) -> dict[str, object]:
-    """Return a start for a shell and for a container; a pod's address is a variable there."""
+    """Return a start for a shell next to its files, and for a container that has them mounted.
+
+    A pod's address is a variable there.
+    """
     address = f"{{{POD_ADDRESS}}}"
     variables = "".join(
         f"{name}={shlex.quote(value.replace(address, 'ADDRESS'))} \\\n  "
@@ -217,13 +227,19 @@ def _commands(launch: Launch) -> dict[str, object]:
     )
     return {
         "launch": launch,
-        "shell": variables + shlex.join(launch.command),
+        "shell": variables + shlex.join(_placed(launch, ".")),
+        "command": _placed(launch, _MOUNTED_AT),
         "needs_address": any(address in value for value in launch.variables.values()),
         "variables": {
             name: value.replace(address, f"$({POD_ADDRESS})")
             for name, value in launch.variables.items()
         },
     }
+
+
+def _placed(launch: Launch, folder: str) -> list[str]:
+    """Return the words of a command whose files lie in a folder."""
+    return [word.replace(FILES_FOLDER, folder) for word in launch.command]
 
 
 def _check_node(pool: LaunchPool) -> LaunchPool:

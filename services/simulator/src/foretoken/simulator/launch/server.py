@@ -1,7 +1,7 @@
 """How a server is started: the contract of `engines/`, and what its options say."""
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -22,6 +22,8 @@ SERVER_HOST, SERVER_PORT = "0.0.0.0", 8000  # noqa: S104 - a pod's own network
 STARTUP_S = 3600
 # The environment variable whose value is the address of the pod.
 POD_ADDRESS = "POD_ADDRESS"
+# Stands in the words of a command for the folder with the files that it reads.
+FILES_FOLDER = "{FILES_FOLDER}"
 # What the master of a store of KV blocks is called, and where it listens.
 STORE_NAME, STORE_PORT = "kv-store", 50051
 # What installs Mooncake, whose store that is, in an image without it.
@@ -44,6 +46,11 @@ _RULES = (
     "two_batch_tokens",
     "decode_context_parallel",
     "window_tokens_ratio",
+    "max_chunk_tokens",
+    "batch_wait_iters",
+    "batch_wait_tokens_ratio",
+    "balance_timeout_iters",
+    "balance_wait_iters",
 )
 _LAYOUT = ("tp", "pp", "dp", "ep", "attention_dp")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
@@ -76,11 +83,13 @@ class Launch:
     """A command, what it needs around it, and what its reader has to know.
 
     `variables` are environment variables; `{POD_ADDRESS}` in them stands for the pod's address.
+    `files` are texts that it reads, by their names in the folder that `FILES_FOLDER` stands for.
     """
 
     command: Sequence[str]
     image: str
     variables: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     remarks: Sequence[str] = ()
 
 
@@ -90,7 +99,8 @@ class ServedOptions:
 
     Without speculation `drafts` is empty, of adapters without any `max_loras` is 0. `role` is that
     of the replica's pool. A format of weights is only named where the server makes it of a 16-bit
-    checkpoint while it loads that. What is None is left to the engine. To a store of KV blocks that
+    checkpoint while it loads that. The model has `num_experts` in a layer (0: none, or the command
+    alone is known). What is None is left to the engine. To a store of KV blocks that
     replicas share each device gives `store_bytes` of its host's memory; of a replica's own it has
     `host_bytes` there.
     """
@@ -131,6 +141,12 @@ class ServedOptions:
     encoder_urls: tuple[str, ...] = ()
     store_bytes: int = 0
     host_bytes: int = 0
+    num_experts: int = 0
+    max_chunk_tokens: int = 0
+    batch_wait_iters: int = 0
+    batch_wait_tokens_ratio: float = 0.0
+    balance_timeout_iters: int = 0
+    balance_wait_iters: int = 0
 
     @classmethod
     def of_pool(cls, pool: LaunchPool) -> "ServedOptions":
@@ -156,6 +172,7 @@ class ServedOptions:
                 if "fuses_all_reduce_norm" in scenario.engine.rules
                 else None
             ),
+            num_experts=_num_experts(scenario.model),
             role=pool.pool.role,
             encoder_urls=pool.encoder_urls,
             store_bytes=sum(
@@ -224,9 +241,26 @@ def scenario_content(fields: Fields, profile: str) -> dict[str, Any]:
 def _has_experts(fields: Fields) -> bool:
     """Whether the model that a command names is known to have experts."""
     try:
-        return bool(stack_of(load_model(str(fields.get("model_id", "")))).experts)
-    except ForetokenError:
+        return count_experts(str(fields.get("model_id", ""))) > 0
+    except LookupError:
         return False
+
+
+def count_experts(model_id: str) -> int:
+    """Return how many experts a layer has of the model that a command names.
+
+    Raises:
+        LookupError: the model is not known.
+
+    """
+    try:
+        return _num_experts(load_model(model_id))
+    except ForetokenError as err:
+        raise LookupError(model_id) from err
+
+
+def _num_experts(model: ModelArchitecture) -> int:
+    return max((part.dims["num_experts"] for part in stack_of(model).experts), default=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +285,8 @@ class ServingEngine(Protocol):
 
     `name` is that of profiles and of `foretoken collect --server`, `label` its own. `profile` is
     the engine profile of the newest release that files are written for. With `encodes_apart` they
-    are for encoders of images apart, too.
+    are for encoders of images apart, too. `made_at_load` are the formats that it makes of a 16-bit
+    checkpoint.
     """
 
     name: ClassVar[str]
@@ -260,6 +295,7 @@ class ServingEngine(Protocol):
     options: ClassVar[OptionMap]
     router: ClassVar[Router]
     encodes_apart: ClassVar[bool] = False
+    made_at_load: ClassVar[Collection[str]] = tuple(QUANTIZED_AT_LOAD)
 
     @property
     def can(self) -> EngineCapabilities:
@@ -267,10 +303,12 @@ class ServingEngine(Protocol):
         return find_engine(self.profile).can
 
     @abstractmethod
-    def read(self, command: str) -> tuple[Fields, list[str]] | None:
+    def read(
+        self, command: str, files: Mapping[str, str] | None = None
+    ) -> tuple[Fields, list[str]] | None:
         """Return the fields of `ServedOptions` that a command says, and options that say none.
 
-        None where the command starts something else.
+        None where the command starts something else. `files` are those that it may read.
         """
 
     @abstractmethod
@@ -294,7 +332,7 @@ class ServingEngine(Protocol):
         """Return what a reader has to know; `drafts` are where those of `layers` come from."""
         remarks = {
             f"weights are {served.quantization}: name a checkpoint that is, {self.label} takes its"
-            " format from it": served.quantization not in ("", *QUANTIZED_AT_LOAD),
+            " format from it": served.quantization not in ("", *self.made_at_load),
             f"drafts come from the model's own {drafts}; for EAGLE name its checkpoint": (
                 served.drafts == "layers"
             ),
@@ -309,21 +347,17 @@ class ServingEngine(Protocol):
         }
         return [remark for remark, is_said in remarks.items() if is_said]
 
-    def route(self, urls_by_role: Mapping[str, Sequence[str]], router: str) -> Launch:
+    def route(self, urls_by_role: Mapping[str, Sequence[str]], router: str, image: str) -> Launch:
         """Return what starts the router before servers at these addresses, by role of their pool.
+
+        `image` is that of the servers, which a router without its own has, too.
 
         Raises:
             InvalidRequestError: the engine's router has no such policy.
 
         """
         program = self.router
-        policy = program.policies.get(router)
-        if policy is None:
-            raise InvalidRequestError.of_field(
-                "cluster.routing.router",
-                f"{self.label}'s router has nothing like {router}; it knows"
-                f" {', '.join(program.policies)}",
-            )
+        policy = self.find_policy(program.policies, router)
         words = [*program.command, "--host", SERVER_HOST, "--port", str(SERVER_PORT)]
         words += ["--policy", policy, "--worker-startup-timeout-secs", str(STARTUP_S)]
         if "prefill" in urls_by_role:
@@ -334,10 +368,27 @@ class ServingEngine(Protocol):
                 words += ["--decode", url]
         else:
             words += ["--worker-urls", *urls_by_role["aggregated"]]
-        remarks = [*program.remarks]
-        if policy != router:
-            remarks.append(f"the router's policy {policy} stands for {router}")
-        return Launch(command=words, image=program.image, remarks=remarks)
+        remarks = [*program.remarks, *stand_in(policy, router)]
+        return Launch(command=words, image=program.image or image, remarks=remarks)
+
+    def find_policy(self, policies: Mapping[str, str], router: str) -> str:
+        """Return what stands for a router of a cluster.
+
+        Raises:
+            InvalidRequestError: nothing does.
+
+        """
+        if router not in policies:
+            raise InvalidRequestError.of_field(
+                "cluster.routing.router",
+                f"{self.label}'s router has nothing like {router}; it knows {', '.join(policies)}",
+            )
+        return policies[router]
+
+
+def stand_in(policy: str, router: str) -> list[str]:
+    """Return what a reader has to know of a policy that is not a cluster's router."""
+    return [f"the router's policy {policy} stands for {router}"] if policy != router else []
 
 
 def all_servers() -> Mapping[str, ServingEngine]:
@@ -366,7 +417,7 @@ def find_server_of(profile: EngineProfile) -> ServingEngine:
     if profile.engine not in all_servers():
         raise InvalidRequestError.of_field(
             "engine",
-            f"files are written for {' and '.join(sorted(all_servers()))}, not for"
+            f"files are written for {', '.join(sorted(all_servers()))}, not for"
             f" {profile.engine}: choose one",
         )
     return find_server(profile.engine)

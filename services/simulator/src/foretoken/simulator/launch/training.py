@@ -56,22 +56,22 @@ def read_launch(command: str, files: Mapping[str, str], *, needs_model: bool = T
     started = "".join([command, *scripts])
     if not (started or files):
         raise InvalidRequestError.of_field("command", "give --from-command or --from-file")
-    served = read_serving_command(started)
     configs = {name: text for name, text in files.items() if not name.endswith(".sh")}
+    served = read_serving_command(started, configs)
     return served or read_training({SCRIPT: started, **configs}, needs_model=needs_model)
 
 
-def read_serving_command(command: str) -> ReadLaunch | None:
+def read_serving_command(command: str, files: Mapping[str, str] | None = None) -> ReadLaunch | None:
     """Return what the command of a server says, by the rules of the engine's newest profile.
 
     None where it starts no server that files are written for.
 
     Raises:
-        InvalidRequestError: it starts a part of a deployment.
+        InvalidRequestError: it starts a part of a deployment, or reads a file that is not given.
 
     """
     for server in all_servers().values():
-        found = server.read(command)
+        found = server.read(command, files)
         if found is None:
             continue
         fields, unread = found

@@ -5,6 +5,7 @@ Sources: SGLang, `docs/advanced_features/{server_arguments,pd_disaggregation,rou
 `srt/mem_cache/memory_pool_host.py`, `srt/mem_cache/storage/mooncake_store/README.md`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from foretoken.domain.measurements.estimate import DType
@@ -335,9 +336,11 @@ class SglangEngine(ServingEngine):
         """Return the image of the newest release that the profile was read from."""
         return _IMAGE
 
-    def read(self, command: str) -> tuple[Fields, list[str]] | None:
+    def read(
+        self, command: str, _: Mapping[str, str] | None = None
+    ) -> tuple[Fields, list[str]] | None:
         """Return what a command starts: `python3 -m sglang.launch_server`."""
-        _, options = group_words(split_words(command))
+        options = group_words(split_words(command))[1]
         if options.pop("m", "") != "sglang.launch_server":
             return None
         return self.options.read(options)

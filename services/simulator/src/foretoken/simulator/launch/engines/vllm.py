@@ -301,7 +301,9 @@ class VllmEngine(ServingEngine):
         release = pool.scenario.resolve_engine().versions.rpartition("-")[2] or "0.18"
         return f"vllm/vllm-openai:v{release}.0"
 
-    def read(self, command: str) -> tuple[Fields, list[str]] | None:
+    def read(
+        self, command: str, _: Mapping[str, str] | None = None
+    ) -> tuple[Fields, list[str]] | None:
         """Return what a command starts; `vllm serve MODEL`, or its module with `--model`."""
         split = split_words(command)
         # What a shell does before it is no option of the server.
