@@ -1,6 +1,7 @@
 """What a map of options writes, it reads back: the fields are the same."""
 
 import shlex
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,17 +9,37 @@ from hypothesis import strategies as st
 
 from foretoken.domain.frameworks.engine import EXPERT_EXCHANGES
 from foretoken.domain.measurements.estimate import DType
+from foretoken.simulator.launch.engines.trtllm import ENGINE as TRTLLM
 from foretoken.simulator.launch.options import text_arguments
 from foretoken.simulator.launch.server import ServedOptions, all_servers
 
-# What a server has no option for; how much a store holds is said in the environment.
+# What no command says: how much a store holds is in the environment, the rest is the model's, or
+# how fast blocks come back is not there.
+_NOWHERE = {"store_bytes", "host_bytes", "num_experts"}
+# Waits and pieces of prompts that TensorRT-LLM alone has settings for.
+_PROMPTS = {
+    *("max_chunk_tokens", "batch_wait_iters", "batch_wait_tokens_ratio"),
+    *("balance_timeout_iters", "balance_wait_iters"),
+}
+# What a server has no option for.
 _UNSAID = {
     "vllm": {
         *("mixes_prefill", "receive_interval", "window_tokens_ratio", "encoder_urls"),
-        "store_bytes",
+        *(_NOWHERE | _PROMPTS),
     },
-    "sglang": {"num_loras", "prefill_interval", "decode_context_parallel", "store_bytes"},
+    "sglang": {
+        *("num_loras", "prefill_interval", "decode_context_parallel"),
+        *(_NOWHERE | _PROMPTS),
+    },
+    "trtllm": {
+        *("mixes_prefill", "receive_interval", "prefill_interval", "window_tokens_ratio"),
+        *("encoder_urls", "decode_context_parallel", "expert_exchange", "two_batch_tokens"),
+        *("has_priority_scheduling", "fuses_all_reduce_norm", "quantization"),
+        *_NOWHERE,
+    },
 }
+# Experts in a layer of the models that are drawn.
+_NUM_EXPERTS = {"me/a model": 0, "/models/x=1": 0, "llama-3.1-8b": 0, "qwen3-30b-a3b": 128}
 
 
 @st.composite
@@ -34,9 +55,13 @@ def _served(draw: st.DrawFn) -> ServedOptions:
     urls = st.lists(
         st.sampled_from(["http://encoder-0:8000", "http://encoder-1:8000"]), unique=True
     )
+    model_id = draw(st.sampled_from(sorted(_NUM_EXPERTS)))
+    is_balanced = _NUM_EXPERTS[model_id] > 0 and draw(st.booleans())
+    num_tokens, timeout = draw(counts), draw(st.integers(0, 64))
     return ServedOptions(
         encoder_urls=tuple(draw(urls)),
-        model_id=draw(st.sampled_from(["me/a model", "/models/x=1", "llama-3.1-8b"])),
+        model_id=model_id,
+        num_experts=_NUM_EXPERTS[model_id],
         dtype=draw(st.sampled_from([DType.BF16, DType.FP16, DType.FP32])),
         tp=tp,
         pp=draw(degrees),
@@ -45,7 +70,12 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         attention_dp=dp > 1 and ep == 1,
         max_tokens=draw(counts),
         max_num_seqs=draw(counts),
-        max_num_batched_tokens=draw(counts),
+        max_num_batched_tokens=num_tokens,
+        max_chunk_tokens=draw(st.sampled_from([0, num_tokens])),
+        batch_wait_iters=draw(st.integers(0, 64)),
+        batch_wait_tokens_ratio=draw(st.floats(0.0, 1.0)),
+        balance_timeout_iters=timeout,
+        balance_wait_iters=draw(st.integers(0, 16)) if timeout else 0,
         memory_utilization_ratio=draw(st.floats(0.01, 1.0)),
         quantization=draw(st.sampled_from(["", "fp8"])),
         kv_dtype=draw(st.sampled_from([None, DType.FP8])),
@@ -56,8 +86,8 @@ def _served(draw: st.DrawFn) -> ServedOptions:
         prefill_interval=draw(st.integers(1, 64)),
         receive_interval=draw(st.integers(1, 64)),
         expert_exchange=draw(st.sampled_from(exchanges)),
-        has_expert_balancing=draw(st.booleans()),
-        num_redundant_experts=draw(st.integers(0, 64)),
+        has_expert_balancing=is_balanced,
+        num_redundant_experts=draw(st.integers(0, 64)) if is_balanced else 0,
         decode_context_parallel=draw(degrees),
         window_tokens_ratio=draw(st.floats(0.01, 1.0)),
         two_batch_tokens=draw(st.sampled_from([0, 2])),
@@ -71,7 +101,7 @@ def _served(draw: st.DrawFn) -> ServedOptions:
     )
 
 
-@pytest.mark.parametrize("name", sorted(all_servers()))
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
 @given(served=_served())
 def test_a_servers_command_is_read_as_what_it_was_written_for(
     name: str, served: ServedOptions
@@ -84,3 +114,23 @@ def test_a_servers_command_is_read_as_what_it_was_written_for(
     fields, unread = found
     said = {key: value for key, value in served.fields.items() if key not in _UNSAID[name]}
     assert (said, []) == (fields, unread)
+
+
+@pytest.mark.parametrize("release", ["1.0", "1.1", "1.2", "1.3"])
+@given(served=_served())
+def test_a_command_is_read_with_its_file_as_what_both_were_written_for(
+    release: str, served: ServedOptions
+) -> None:
+    """TensorRT-LLM's ranks have all of attention, or a part of it, and never both."""
+    if served.dp > 1:
+        served = replace(served, tp=1, ep=served.dp if served.ep > 1 else 1)
+    words, files = TRTLLM.write(served, "server.llm.yaml", release)
+    found = TRTLLM.read(shlex.join(words), files)
+    assert found is not None
+    fields, unread = found
+    said = {key: value for key, value in served.fields.items() if key not in _UNSAID["trtllm"]}
+    assert (said, []) == (fields, unread)
+
+
+def test_every_server_has_its_law() -> None:
+    assert set(all_servers()) == set(_UNSAID)

@@ -415,9 +415,9 @@ def test_an_fp8_cache_has_each_servers_name(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_started_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    trtllm = dataclasses.replace(_PLAIN, engine=EngineSpec(profile="trtllm-1.0"))
-    with pytest.raises(InvalidRequestError, match="sglang and vllm, not for trtllm"):
-        write_deployment(trtllm, tmp_path)
+    orca = dataclasses.replace(_PLAIN, quantization="", engine=EngineSpec(profile="orca"))
+    with pytest.raises(InvalidRequestError, match="sglang, trtllm, vllm, not for orca"):
+        write_deployment(orca, tmp_path)
     wide = dataclasses.replace(_PLAIN, layout=ParallelLayout(tp=16))
     with pytest.raises(InvalidRequestError, match="replicas that fit a node"):
         write_deployment(wide, tmp_path)

@@ -113,7 +113,12 @@ def test_whether_sums_and_norms_are_one_kernel_is_read(command: str, *, fuses: b
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        ("trtllm-serve x", "starts none of sglang, vllm, deepspeed, megatron-core, torchtitan"),
+        (
+            "lmdeploy serve api_server x",
+            "starts none of sglang, trtllm, vllm, deepspeed, megatron-core, torchtitan",
+        ),
+        ("trtllm-serve x --config y.yaml", "the command reads y.yaml: give it, too"),
+        ("trtllm-serve disaggregated -c y.yaml", "starts none of sglang, trtllm"),
         ("", "give --from-command or --from-file"),
         ("vllm serve 'x", "No closing quotation"),
         (
