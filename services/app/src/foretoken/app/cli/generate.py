@@ -192,8 +192,9 @@ def scenario(
 ) -> None:
     """Read what starts a server or a training run into a scenario, which other commands take.
 
-    Servers are vLLM's and SGLang's, frameworks those of `generate training`. Options of a server
-    that a scenario has nothing for are listed. Add the workload and limits to the file.
+    Servers are those of vLLM, SGLang and TensorRT-LLM, frameworks those of `generate training`.
+    Options of a server that a scenario has nothing for are listed. Add the workload and limits to
+    the file.
 
     - `foretoken generate scenario --from-command "vllm serve meta-llama/Llama-3.1-8B
     --tensor-parallel-size 2 --max-num-seqs 128" --device h200_sxm --out serving.yaml`
