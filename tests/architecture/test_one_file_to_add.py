@@ -235,6 +235,10 @@ _ADDITIONS = {
         files={"simulator/serving/measured_runs/newcomer.py": ("table", "")},
         program="print(resolve('simulator.validation.measured_run:all_formats')())",
     ),
+    "format of step records": Addition(
+        files={"simulator/serving/measured_steps/newcomer.py": ("sglang_log", "")},
+        program="print(resolve('simulator.validation.measured_steps:all_step_formats')())",
+    ),
     "training framework": Addition(
         files={"domain/frameworks/trainers/newcomer.yaml": ("megatron-core", "")},
         program=_train("trainer.profile=newcomer"),

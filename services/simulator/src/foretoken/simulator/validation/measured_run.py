@@ -26,10 +26,11 @@ _FORMATS = "foretoken.simulator.serving.measured_runs"
 
 
 class RunFile:
-    """A file of a measured run; read once, when first asked for."""
+    """A file of what was measured, that an option names; read once, when first asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, option: str = "--measured") -> None:
         self.path = path
+        self._option = option
 
     @cached_property
     def text(self) -> str:
@@ -42,7 +43,7 @@ class RunFile:
         try:
             return self.path.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as err:
-            raise InvalidRequestError.of_field("--measured", f"{self.path}: {err}") from err
+            raise InvalidRequestError.of_field(self._option, f"{self.path}: {err}") from err
 
     @cached_property
     def json(self) -> Any:
@@ -88,7 +89,7 @@ class RunFile:
 
     def neighbour(self, name: str) -> "RunFile":
         """Return the file of that name in the same folder, which may not exist."""
-        return RunFile(self.path.parent / name)
+        return RunFile(self.path.parent / name, self._option)
 
     def refuse(self, problem: str, place: str = "") -> NoReturn:
         """Say that the file, or a place in it such as a line, cannot be used.
@@ -98,7 +99,7 @@ class RunFile:
 
         """
         where = f"{self.path}:{place}" if place else str(self.path)
-        raise InvalidRequestError.of_field("--measured", f"{where}: {problem}")
+        raise InvalidRequestError.of_field(self._option, f"{where}: {problem}")
 
     def build_request(self, place: str, **fields: Any) -> MeasuredRequest:
         """Return a request of the file; what contradicts itself is refused with its place."""
