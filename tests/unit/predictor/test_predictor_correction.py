@@ -29,10 +29,12 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.domain.measurements.measurement import Artifact
+from foretoken.domain.measurements.step_model import StepKindModel, StepModel
 from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.predictor.correction import CorrectionBook, apply_correction, factor_for
 from foretoken.predictor.correction_fit import learn_correction
 from foretoken.predictor.roofline import FloatColumn
+from foretoken.wire.columns import decode_reply, encode_query, encode_reply
 
 _NOW = "2026-01-01T00:00:00.000+00:00"
 _GEMM = ObservedCall(
@@ -249,3 +251,55 @@ def test_every_kind_of_operator_has_its_group() -> None:
     collectives = {spec.group for spec in all_operators().values() if spec.is_collective}
     assert {"communication"} == collectives
     assert "elementwise" == find_operator("rms_norm").group
+
+
+def test_a_model_of_steps_is_kept_as_it_is_and_stretches_no_operator() -> None:
+    def kind(name: str, num_steps: int, error: float) -> StepKindModel:
+        return StepKindModel(
+            kind=name,
+            num_steps=num_steps,
+            ratio=1.2,
+            constant_us=300.0,
+            low_ratio=0.9,
+            high_ratio=1.1,
+            measured_us=1500.0,
+            raw_us=1000.0,
+            corrected_us=1500.0,
+            raw_error_ratio=error,
+            corrected_error_ratio=0.01,
+            left_out_error_ratio=0.02,
+        )
+
+    steps = StepModel(
+        model="llama-3.1-8b",
+        engine="vllm 0.19",
+        topology="",
+        layout="",
+        source="a log",
+        kinds=(kind("decode", 30, 0.2), kind("mixed", 10, 0.4)),
+    )
+    catalog = FakeCatalog()
+    request = CorrectionRequest(name="mine", device="a30", observations=(), steps=steps)
+    learned = CorrectionBook(catalog, lambda: _NOW).learn(
+        request, lambda _: LatencyReply(model_version="", tables=())
+    )
+    assert (0.25, {}) == (pytest.approx(learned.raw_error_ratio), learned.factors)
+    found = CorrectionBook(catalog, lambda: _NOW).find("mine", "a30")
+    assert steps == found.steps
+    assert "mixed" == (found.steps.find("prefill") or steps.kinds[0]).kind
+    times = np.array([10.0])
+    columns = LatencyColumns(
+        latency_us=times, low_us=times, high_us=times, provenance=np.array([0])
+    )
+    query = LatencyQuery(
+        device="a30",
+        tables=(OperatorTable(operator="gemm", dtype=DType.BF16, columns={"m": [1]}),),
+    )
+    reply = apply_correction(found, query, LatencyReply(model_version="", tables=(columns,)))
+    assert (10.0, steps) == (reply.tables[0].latency_us[0], reply.steps)
+    back = decode_reply(encode_reply(reply, encode_query(query)))
+    assert steps == back.steps
+    with pytest.raises(InvalidRequestError, match="go with no observations"):
+        replace(_request([1.0]), steps=steps)
+    with pytest.raises(InvalidRequestError, match="must be positive"):
+        replace(steps.kinds[0], ratio=0.0)

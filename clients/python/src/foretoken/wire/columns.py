@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.api.predictor.v1 import predictor_service_pb2 as predictor_pb2
-from foretoken.api.types.v1 import estimate_pb2, operator_pb2
+from foretoken.api.types.v1 import correction_pb2, estimate_pb2, operator_pb2
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.measurements.estimate import (
     DType,
@@ -22,8 +22,9 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Phase,
 )
+from foretoken.domain.measurements.step_model import StepModel
 from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
-from foretoken.wire import ipc
+from foretoken.wire import codec, ipc
 
 ARROW_ROWS = 300
 # Values in one message: 4 MiB of 8 bytes each leave room below the limit of 16 MiB both ways.
@@ -83,7 +84,10 @@ def encode_reply(
         encode_estimates(table, as_arrow=question.WhichOneof("data") == "arrow_ipc")
         for table, question in zip(reply.tables, asked.tables, strict=True)
     ]
-    return predictor_pb2.PredictResponse(model_version=reply.model_version, tables=tables)
+    steps = None if reply.steps is None else codec.encode(reply.steps, correction_pb2.StepModel)
+    return predictor_pb2.PredictResponse(
+        model_version=reply.model_version, tables=tables, steps=steps
+    )
 
 
 def decode_reply(message: predictor_pb2.PredictResponse) -> LatencyReply:
@@ -96,6 +100,7 @@ def decode_reply(message: predictor_pb2.PredictResponse) -> LatencyReply:
     return LatencyReply(
         model_version=message.model_version,
         tables=tuple(decode_estimates(table) for table in message.tables),
+        steps=codec.decode(message.steps, StepModel) if message.HasField("steps") else None,
     )
 
 
@@ -136,7 +141,7 @@ def join_replies(query: LatencyQuery, replies: Sequence[LatencyReply]) -> Latenc
             taken.append(next(parts))
             num_rows += len(taken[-1].latency_us)
         tables.append(_concatenate(taken))
-    return LatencyReply(model_version=replies[0].model_version, tables=tuple(tables))
+    return dataclasses.replace(replies[0], tables=tuple(tables))
 
 
 def _concatenate(parts: Sequence[LatencyColumns]) -> LatencyColumns:

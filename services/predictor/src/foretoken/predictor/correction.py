@@ -20,6 +20,7 @@ from foretoken.domain.measurements.estimate import (
     table_of_calls,
 )
 from foretoken.domain.measurements.measurement import Artifact
+from foretoken.domain.measurements.step_model import StepModel
 from foretoken.domain.name import check_name
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import CatalogPort
@@ -54,8 +55,11 @@ class CorrectionBook:
         """
         check_name(request.name, "name")
         known = replace(request, device=find_device(request.device).name)
-        raw_us, model_version = _price(known, predict)
-        correction = learn_correction(known, raw_us, model_version, self._now())
+        if known.steps is not None:
+            correction = _keep_steps(known, known.steps, self._now())
+        else:
+            raw_us, model_version = _price(known, predict)
+            correction = learn_correction(known, raw_us, model_version, self._now())
         content = json.dumps(schema.encode(correction), sort_keys=True).encode()
         artifact = Artifact(
             kind=_KIND,
@@ -112,6 +116,25 @@ class CorrectionBook:
             ) from err
 
 
+def _keep_steps(request: CorrectionRequest, steps: StepModel, created_at: str) -> Correction:
+    """Return the correction of steps that were learned already, with the means of their errors."""
+    weights = [each.num_steps for each in steps.kinds]
+
+    def mean(name: str) -> float:
+        return float(np.average([getattr(each, name) for each in steps.kinds], weights=weights))
+
+    return Correction(
+        name=request.name,
+        device=request.device,
+        created_at=created_at,
+        model_version="",
+        raw_error_ratio=mean("raw_error_ratio"),
+        corrected_error_ratio=mean("corrected_error_ratio"),
+        left_out_error_ratio=mean("left_out_error_ratio"),
+        steps=steps,
+    )
+
+
 def factor_for(correction: Correction, operator: str) -> float:
     """Return what a correction multiplies an operator's estimates with."""
     common = correction.factors.get(COMMON_FACTOR, 1.0)
@@ -121,10 +144,14 @@ def factor_for(correction: Correction, operator: str) -> float:
 def apply_correction(
     correction: Correction, query: LatencyQuery, reply: LatencyReply
 ) -> LatencyReply:
-    """Return the reply with all times stretched; the raw ones stay within reach."""
+    """Return the reply with all times stretched; the raw ones stay within reach.
+
+    A model of whole steps goes with it, and stretches no operator.
+    """
     pairs = zip(query.tables, reply.tables, strict=True)
     return replace(
         reply,
+        steps=correction.steps,
         tables=tuple(
             _stretch(columns, factor_for(correction, table.operator)) for table, columns in pairs
         ),

@@ -7,6 +7,7 @@ from math import inf
 from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.measurements.estimate import OperatorCall
+from foretoken.domain.measurements.step_model import StepModel
 from foretoken.domain.requests.option import describe, flag, option
 from foretoken.domain.results.methods import ResultMethods
 
@@ -34,7 +35,8 @@ class CorrectionRequest:
 
     Without `by_group` one factor stretches all operators; with it each group of operators (gemm,
     attention, communication, elementwise, ...) has its own, drawn towards the common one as far
-    as the observations are too few to tell.
+    as the observations are too few to tell. `steps` in place of observations were learned already,
+    and are kept.
     """
 
     name: str = field(metadata=describe("Its name; one of that name is replaced.", argument="name"))
@@ -49,6 +51,7 @@ class CorrectionRequest:
     by_group: bool = flag(
         "A factor for each group of operators, as far as the observations can tell."
     )
+    steps: StepModel | None = None
 
     def __post_init__(self) -> None:
         """Check what must be there."""
@@ -56,8 +59,12 @@ class CorrectionRequest:
         violations = []
         if not self.name:
             violations.append(FieldViolation("name", "must be set"))
-        if not self.observations:
+        if not self.observations and self.steps is None:
             violations.append(FieldViolation("observations", "needs at least one"))
+        if self.observations and self.steps is not None:
+            violations.append(FieldViolation("steps", "go with no observations"))
+        if self.steps is not None and not self.steps.kinds:
+            violations.append(FieldViolation("steps.kinds", "needs at least one"))
         for index, observation in enumerate(self.observations):
             if not 0 < observation.observed_us < inf:
                 field_name = f"observations[{index}].observed_us"
@@ -92,7 +99,8 @@ class Correction(ResultMethods):
 
     `factors` has one entry per group of operators, "" for every group without one. The errors are
     means over the observations; `left_out_error_ratio` (each predicted from the others) is the one
-    to expect of a new observation, 0 with fewer than two.
+    to expect of a new observation, 0 with fewer than two. With `steps` it corrects whole steps
+    instead of operators, and the errors are theirs.
     """
 
     name: str
@@ -104,3 +112,4 @@ class Correction(ResultMethods):
     raw_error_ratio: float = 0.0
     corrected_error_ratio: float = 0.0
     left_out_error_ratio: float = 0.0
+    steps: StepModel | None = None

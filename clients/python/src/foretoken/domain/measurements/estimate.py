@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from foretoken.domain.alias import settle_devices
+from foretoken.domain.measurements.step_model import StepModel
 from foretoken.domain.results.methods import ResultMethods
 from foretoken.domain.units import Quantity
 
@@ -164,10 +165,14 @@ class LatencyColumns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatencyReply:
-    """Answers in the order of the query's tables, and the model version that gave them."""
+    """Answers in the order of the query's tables, and the model version that gave them.
+
+    `steps` are of the query's correction, and not in the answers: they correct whole steps.
+    """
 
     model_version: str
     tables: tuple[LatencyColumns, ...]
+    steps: StepModel | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)

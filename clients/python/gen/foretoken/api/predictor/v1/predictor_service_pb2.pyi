@@ -96,21 +96,27 @@ class PredictResponse(_message.Message):
 
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     TABLES_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     model_version: _builtins.str
     """Version of the model that estimated. Empty: none is trained."""
     @_builtins.property
     def tables(self) -> _containers.RepeatedCompositeFieldContainer[_estimate_pb2.LatencyColumns]:
         """In the order of the request's tables. Empty: there were none."""
 
+    @_builtins.property
+    def steps(self) -> _correction_pb2.StepModel:
+        """What the request's correction says of whole steps, not in the estimates. Not set: nothing."""
+
     def __init__(
         self,
         *,
         model_version: _builtins.str = ...,
         tables: _abc.Iterable[_estimate_pb2.LatencyColumns] | None = ...,
+        steps: _correction_pb2.StepModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_version", b"model_version", "tables", b"tables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_version", b"model_version", "steps", b"steps", "tables", b"tables"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -504,6 +510,7 @@ class CreateCorrectionRequest(_message.Message):
     TOPOLOGY_FIELD_NUMBER: _builtins.int
     FRAMEWORK_FIELD_NUMBER: _builtins.int
     BY_GROUP_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, in the characters of an artifact's; one of that name is replaced. Empty: an error."""
     device: _builtins.str
@@ -516,7 +523,11 @@ class CreateCorrectionRequest(_message.Message):
     """Each group of operators has its own factor. False: one stretches all."""
     @_builtins.property
     def observations(self) -> _containers.RepeatedCompositeFieldContainer[_correction_pb2.Observation]:
-        """What was observed. Empty: an error."""
+        """What was observed. Empty: an error, unless `steps` are set."""
+
+    @_builtins.property
+    def steps(self) -> _correction_pb2.StepModel:
+        """What was learned of whole steps, to be kept. Not set: to be learned of operators."""
 
     def __init__(
         self,
@@ -527,10 +538,11 @@ class CreateCorrectionRequest(_message.Message):
         topology: _builtins.str = ...,
         framework: _builtins.str = ...,
         by_group: _builtins.bool = ...,
+        steps: _correction_pb2.StepModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_group", b"by_group", "device", b"device", "framework", b"framework", "name", b"name", "observations", b"observations", "topology", b"topology"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_group", b"by_group", "device", b"device", "framework", b"framework", "name", b"name", "observations", b"observations", "steps", b"steps", "topology", b"topology"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from foretoken.api.types.v1 import operator_pb2 as foretoken_dot_api_dot_types_dot_v1_dot_operator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'foretoken/api/types/v1/correction.proto\x12\x16\x66oretoken.api.types.v1\x1a%foretoken/api/types/v1/operator.proto\"`\n\x0cObservedCall\x12\x32\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32$.foretoken.api.types.v1.OperatorCall\x12\x12\n\x05\x63ount\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_count\"e\n\x0bObservation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bobserved_us\x18\x02 \x01(\x01\x12\x33\n\x05\x63\x61lls\x18\x03 \x03(\x0b\x32$.foretoken.api.types.v1.ObservedCall\"t\n\x14\x43orrectedObservation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bobserved_us\x18\x02 \x01(\x01\x12\x0e\n\x06raw_us\x18\x03 \x01(\x01\x12\x14\n\x0c\x63orrected_us\x18\x04 \x01(\x01\x12\x13\n\x0bleft_out_us\x18\x05 \x01(\x01\"\xe1\x02\n\nCorrection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x12\n\ncreated_at\x18\x03 \x01(\t\x12\x15\n\rmodel_version\x18\x04 \x01(\t\x12@\n\x07\x66\x61\x63tors\x18\x05 \x03(\x0b\x32/.foretoken.api.types.v1.Correction.FactorsEntry\x12\x42\n\x0cobservations\x18\x06 \x03(\x0b\x32,.foretoken.api.types.v1.CorrectedObservation\x12\x17\n\x0fraw_error_ratio\x18\x07 \x01(\x01\x12\x1d\n\x15\x63orrected_error_ratio\x18\x08 \x01(\x01\x12\x1c\n\x14left_out_error_ratio\x18\t \x01(\x01\x1a.\n\x0c\x46\x61\x63torsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'foretoken/api/types/v1/correction.proto\x12\x16\x66oretoken.api.types.v1\x1a%foretoken/api/types/v1/operator.proto\"`\n\x0cObservedCall\x12\x32\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32$.foretoken.api.types.v1.OperatorCall\x12\x12\n\x05\x63ount\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_count\"e\n\x0bObservation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bobserved_us\x18\x02 \x01(\x01\x12\x33\n\x05\x63\x61lls\x18\x03 \x03(\x0b\x32$.foretoken.api.types.v1.ObservedCall\"t\n\x14\x43orrectedObservation\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0bobserved_us\x18\x02 \x01(\x01\x12\x0e\n\x06raw_us\x18\x03 \x01(\x01\x12\x14\n\x0c\x63orrected_us\x18\x04 \x01(\x01\x12\x13\n\x0bleft_out_us\x18\x05 \x01(\x01\"\x8d\x02\n\rStepKindModel\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x12\n\nstep_count\x18\x02 \x01(\x03\x12\r\n\x05ratio\x18\x03 \x01(\x01\x12\x13\n\x0b\x63onstant_us\x18\x04 \x01(\x01\x12\x11\n\tlow_ratio\x18\x05 \x01(\x01\x12\x12\n\nhigh_ratio\x18\x06 \x01(\x01\x12\x13\n\x0bmeasured_us\x18\x07 \x01(\x01\x12\x0e\n\x06raw_us\x18\x08 \x01(\x01\x12\x14\n\x0c\x63orrected_us\x18\t \x01(\x01\x12\x17\n\x0fraw_error_ratio\x18\n \x01(\x01\x12\x1d\n\x15\x63orrected_error_ratio\x18\x0b \x01(\x01\x12\x1c\n\x14left_out_error_ratio\x18\x0c \x01(\x01\"\x92\x01\n\tStepModel\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x10\n\x08topology\x18\x03 \x01(\t\x12\x0e\n\x06layout\x18\x04 \x01(\t\x12\x0e\n\x06source\x18\x05 \x01(\t\x12\x34\n\x05kinds\x18\x06 \x03(\x0b\x32%.foretoken.api.types.v1.StepKindModel\"\x93\x03\n\nCorrection\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x12\n\ncreated_at\x18\x03 \x01(\t\x12\x15\n\rmodel_version\x18\x04 \x01(\t\x12@\n\x07\x66\x61\x63tors\x18\x05 \x03(\x0b\x32/.foretoken.api.types.v1.Correction.FactorsEntry\x12\x42\n\x0cobservations\x18\x06 \x03(\x0b\x32,.foretoken.api.types.v1.CorrectedObservation\x12\x17\n\x0fraw_error_ratio\x18\x07 \x01(\x01\x12\x1d\n\x15\x63orrected_error_ratio\x18\x08 \x01(\x01\x12\x1c\n\x14left_out_error_ratio\x18\t \x01(\x01\x12\x30\n\x05steps\x18\n \x01(\x0b\x32!.foretoken.api.types.v1.StepModel\x1a.\n\x0c\x46\x61\x63torsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,8 +40,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OBSERVATION']._serialized_end=305
   _globals['_CORRECTEDOBSERVATION']._serialized_start=307
   _globals['_CORRECTEDOBSERVATION']._serialized_end=423
-  _globals['_CORRECTION']._serialized_start=426
-  _globals['_CORRECTION']._serialized_end=779
-  _globals['_CORRECTION_FACTORSENTRY']._serialized_start=733
-  _globals['_CORRECTION_FACTORSENTRY']._serialized_end=779
+  _globals['_STEPKINDMODEL']._serialized_start=426
+  _globals['_STEPKINDMODEL']._serialized_end=695
+  _globals['_STEPMODEL']._serialized_start=698
+  _globals['_STEPMODEL']._serialized_end=844
+  _globals['_CORRECTION']._serialized_start=847
+  _globals['_CORRECTION']._serialized_end=1250
+  _globals['_CORRECTION_FACTORSENTRY']._serialized_start=1204
+  _globals['_CORRECTION_FACTORSENTRY']._serialized_end=1250
 # @@protoc_insertion_point(module_scope)

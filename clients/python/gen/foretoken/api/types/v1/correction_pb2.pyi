@@ -120,8 +120,118 @@ class CorrectedObservation(_message.Message):
 Global___CorrectedObservation: _TypeAlias = CorrectedObservation  # noqa: Y015
 
 @_typing.final
+class StepKindModel(_message.Message):
+    """What was learned of a kind of serving step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    STEP_COUNT_FIELD_NUMBER: _builtins.int
+    RATIO_FIELD_NUMBER: _builtins.int
+    CONSTANT_US_FIELD_NUMBER: _builtins.int
+    LOW_RATIO_FIELD_NUMBER: _builtins.int
+    HIGH_RATIO_FIELD_NUMBER: _builtins.int
+    MEASURED_US_FIELD_NUMBER: _builtins.int
+    RAW_US_FIELD_NUMBER: _builtins.int
+    CORRECTED_US_FIELD_NUMBER: _builtins.int
+    RAW_ERROR_RATIO_FIELD_NUMBER: _builtins.int
+    CORRECTED_ERROR_RATIO_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_ERROR_RATIO_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """`decode`, `mixed` or `prefill`. Empty: an error."""
+    step_count: _builtins.int
+    """Steps it was learned from. 0: an error."""
+    ratio: _builtins.float
+    """What the estimate is multiplied with. 0: an error."""
+    constant_us: _builtins.float
+    """What is added in µs. 0: nothing."""
+    low_ratio: _builtins.float
+    """The least that a step took of what the model says, of nine in ten. 0: an error."""
+    high_ratio: _builtins.float
+    """The most that a step took of what the model says, of nine in ten. 0: an error."""
+    measured_us: _builtins.float
+    """Mean time measured in µs. 0: never."""
+    raw_us: _builtins.float
+    """Mean time as estimated in µs. 0: never."""
+    corrected_us: _builtins.float
+    """Mean time as the model says in µs. 0: never."""
+    raw_error_ratio: _builtins.float
+    """Mean error of the estimates. 0: none."""
+    corrected_error_ratio: _builtins.float
+    """Mean error of the model, on what it was learned from. 0: none."""
+    left_out_error_ratio: _builtins.float
+    """Mean error on steps left out. 0: none."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        step_count: _builtins.int = ...,
+        ratio: _builtins.float = ...,
+        constant_us: _builtins.float = ...,
+        low_ratio: _builtins.float = ...,
+        high_ratio: _builtins.float = ...,
+        measured_us: _builtins.float = ...,
+        raw_us: _builtins.float = ...,
+        corrected_us: _builtins.float = ...,
+        raw_error_ratio: _builtins.float = ...,
+        corrected_error_ratio: _builtins.float = ...,
+        left_out_error_ratio: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["constant_us", b"constant_us", "corrected_error_ratio", b"corrected_error_ratio", "corrected_us", b"corrected_us", "high_ratio", b"high_ratio", "kind", b"kind", "left_out_error_ratio", b"left_out_error_ratio", "low_ratio", b"low_ratio", "measured_us", b"measured_us", "ratio", b"ratio", "raw_error_ratio", b"raw_error_ratio", "raw_us", b"raw_us", "step_count", b"step_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepKindModel: _TypeAlias = StepKindModel  # noqa: Y015
+
+@_typing.final
+class StepModel(_message.Message):
+    """What was learned of whole serving steps, and of what."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
+    TOPOLOGY_FIELD_NUMBER: _builtins.int
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The model. Empty: an error."""
+    engine: _builtins.str
+    """The engine with its versions. Empty: an engine of no release."""
+    topology: _builtins.str
+    """The topology. Empty: the first one made of the device."""
+    layout: _builtins.str
+    """Degrees of an engine above 1. Empty: one device."""
+    source: _builtins.str
+    """Title of the records' format. Empty: unknown."""
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepKindModel]:
+        """Kinds of steps. Empty: an error."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        engine: _builtins.str = ...,
+        topology: _builtins.str = ...,
+        layout: _builtins.str = ...,
+        source: _builtins.str = ...,
+        kinds: _abc.Iterable[Global___StepKindModel] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "kinds", b"kinds", "layout", b"layout", "model", b"model", "source", b"source", "topology", b"topology"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepModel: _TypeAlias = StepModel  # noqa: Y015
+
+@_typing.final
 class Correction(_message.Message):
-    """Factors on the estimates of one device."""
+    """Factors on the estimates of one device, or a model of whole steps."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -154,6 +264,7 @@ class Correction(_message.Message):
     RAW_ERROR_RATIO_FIELD_NUMBER: _builtins.int
     CORRECTED_ERROR_RATIO_FIELD_NUMBER: _builtins.int
     LEFT_OUT_ERROR_RATIO_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name. Never empty."""
     device: _builtins.str
@@ -176,6 +287,10 @@ class Correction(_message.Message):
     def observations(self) -> _containers.RepeatedCompositeFieldContainer[Global___CorrectedObservation]:
         """What it was learned from. Empty: nothing."""
 
+    @_builtins.property
+    def steps(self) -> Global___StepModel:
+        """What corrects whole steps. Not set: operators are corrected."""
+
     def __init__(
         self,
         *,
@@ -188,10 +303,11 @@ class Correction(_message.Message):
         raw_error_ratio: _builtins.float = ...,
         corrected_error_ratio: _builtins.float = ...,
         left_out_error_ratio: _builtins.float = ...,
+        steps: Global___StepModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["corrected_error_ratio", b"corrected_error_ratio", "created_at", b"created_at", "device", b"device", "factors", b"factors", "left_out_error_ratio", b"left_out_error_ratio", "model_version", b"model_version", "name", b"name", "observations", b"observations", "raw_error_ratio", b"raw_error_ratio"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["corrected_error_ratio", b"corrected_error_ratio", "created_at", b"created_at", "device", b"device", "factors", b"factors", "left_out_error_ratio", b"left_out_error_ratio", "model_version", b"model_version", "name", b"name", "observations", b"observations", "raw_error_ratio", b"raw_error_ratio", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
