@@ -32,7 +32,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import LatencyLimit, ServingTargets
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import MS_PER_S, NS_PER_S
-from foretoken.simulator.cost.tables import CostTables, flat_tables, shared_table
+from foretoken.simulator.cost.tables import AS_ESTIMATED, CostTables, flat_tables, shared_table
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
 from foretoken.simulator.search.capacity.probe import Load, make_judge, resample_loads
@@ -292,6 +292,7 @@ def _read_tables() -> CostTables:
         prefill_more_us=(prefill_us - prefill_us[:1, :1])[None],
         floor_us=np.zeros_like(tokens_us),
         shared=shared_table(np.zeros((1, 1))),
+        stretch=AS_ESTIMATED,
     )
 
 

@@ -21,6 +21,7 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.padding import graph_rule
+from foretoken.simulator.cost.step_scope import check_scope
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.rank import stage_ranks
@@ -159,14 +160,19 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: LatencySource) -> LatencySurfac
     """Return the surfaces of a deployment, in one query.
 
     Raises:
-        InvalidRequestError: the layout does not fit the model.
+        InvalidRequestError: the layout does not fit the model, or a correction of whole steps was
+            learned of something else.
         ForetokenError: whatever the predictor raises.
 
     """
     form = SurfaceForm(spec, replica_ranks(spec))
     questions = form.questions()
     reply = predictor.predict(replace(query_of(spec), tables=questions.tables))
-    return form.surfaces(questions.match(reply.tables), reply.model_version)
+    surfaces = form.surfaces(questions.match(reply.tables), reply.model_version)
+    if reply.steps is None:
+        return surfaces
+    check_scope(reply.steps, spec)
+    return replace(surfaces, steps=reply.steps)
 
 
 def _tokens_per_seq(scenario: ServingScenario) -> int:

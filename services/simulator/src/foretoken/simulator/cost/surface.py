@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.step_model import StepModel
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.image import EncodedImages
 from foretoken.domain.requests.layout import ParallelLayout
@@ -95,7 +96,8 @@ class LatencySurfaces:
     `mixed_tokens` give, from 0 tokens on, the point of `tokens` a step is padded to; `floor_us` by
     [stage, decode or mixed, tokens] is what its launches take. `notes` say whose measurements stand
     in for the engine's own. The images of one prompt take `encoding_us` to be encoded. Where
-    experts are `apart`, `group` is what they compute alone (see `ffn_apart.py`).
+    experts are `apart`, `group` is what they compute alone (see `ffn_apart.py`). `steps` correct
+    whole steps (None: nothing does), and are not in the surfaces.
     """
 
     model_version: str
@@ -114,3 +116,4 @@ class LatencySurfaces:
     notes: tuple[str, ...] = ()
     encoding_us: float = 0.0
     apart: ApartExperts | None = None
+    steps: StepModel | None = None

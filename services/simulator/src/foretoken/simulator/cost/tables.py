@@ -10,6 +10,10 @@ from foretoken.simulator.jit import compiled, compiled_part
 
 # Kinds of steps: every request decodes, or some compute their prompt.
 DECODE, MIXED = 0, 1
+# Among those with prompts, those where nobody decodes: only `stretch` tells them apart.
+PREFILL = 2
+# No step is stretched.
+AS_ESTIMATED = np.array([[1.0, 0.0]] * 3)
 
 
 class StepShape(NamedTuple):
@@ -40,7 +44,8 @@ class CostTables(NamedTuple):
     `floor_us`, as `tokens_us`, what its launches take. `shared` is by tokens of all engines that
     run in lock step together, of one column where engines run on their own: what comes once on top
     of the slowest of them, what is sent to experts on devices of their own and back, in how many
-    parts, and over how many layers; see `together_us`.
+    parts, and over how many layers; see `together_us`. `stretch` is by (decodes, mixed, prefill
+    alone) what a step is multiplied with, and what is added.
     """
 
     tokens_us: Floats
@@ -57,6 +62,7 @@ class CostTables(NamedTuple):
     prefill_more_us: Floats
     floor_us: Floats
     shared: Floats
+    stretch: Floats
 
 
 _together_us = compiled_part(together_us)
@@ -79,7 +85,9 @@ def stage_us(
             total_us += _decode_us(tables, tables.decode_us[stage], shape)
     else:
         total_us += _mixed_us(tables, stage, shape, prefill_tokens, prefill_context)
-    return float(max(total_us, tables.floor_us[stage, kind, shape.num_tokens]))
+    total_us = max(total_us, tables.floor_us[stage, kind, shape.num_tokens])
+    which = PREFILL if kind == MIXED and shape.num_decodes == 0 else kind
+    return float(total_us * tables.stretch[which, 0] + tables.stretch[which, 1])
 
 
 @compiled_part
@@ -228,4 +236,5 @@ def flat_tables(step_us: float = 1000.0, us_per_token: float = 10.0, **sizes: An
         prefill_more_us=np.zeros((1, 2, 2)),
         floor_us=np.zeros((1, 2, max_tokens + 1)),
         shared=shared_table(np.zeros((1, 1))),
+        stretch=AS_ESTIMATED,
     )

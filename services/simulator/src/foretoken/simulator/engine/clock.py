@@ -128,6 +128,7 @@ def _unit_quiet_until(state: State, tables: CostTables, u: int) -> int:
     stage = state.num_stages - 1
     step_us = tables.tokens_us[stage, DECODE, count] + tables.rows_us[stage, count]
     step_us = max(step_us + state.decode_us_min, tables.floor_us[stage, DECODE, count])
+    step_us = step_us * tables.stretch[DECODE, 0] + tables.stretch[DECODE, 1]
     return int(unit.next_ns + num_steps * max(to_ns(step_us) - 1, 0))
 
 

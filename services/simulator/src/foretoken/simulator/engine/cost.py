@@ -65,6 +65,7 @@ def tables_of(state: State, which: int) -> CostTables:
         array_at(pointer(at.prefill_more_us_at), prefills, real),
         array_at(pointer(at.floor_us_at), (stages, 2, at.num_floor), real),
         array_at(pointer(at.shared_at), (stages, 4, at.num_shared), real),
+        array_at(pointer(at.stretch_at), (3, 2), real),
     )
 
 

@@ -1,7 +1,7 @@
 """How long serving steps take, and what that time consists of."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,8 +9,9 @@ from foretoken.domain.measurements.estimate import Provenance
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.cost.answer import NUM_BOUNDS
 from foretoken.simulator.cost.ffn_apart import together_us
+from foretoken.simulator.cost.step_scope import bounds_of, stretch_of
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface
-from foretoken.simulator.cost.tables import DECODE, MIXED, CostTables, shared_table
+from foretoken.simulator.cost.tables import DECODE, MIXED, PREFILL, CostTables, shared_table
 from foretoken.simulator.grid import Floats, Ints, grid_corners, interpolate
 from foretoken.simulator.serving.record import Ints as AnyInts
 from foretoken.simulator.serving.record import StepRecord, split_steps
@@ -53,6 +54,7 @@ class SurfaceCost:
     def __init__(self, surfaces: LatencySurfaces) -> None:
         self._surfaces = surfaces
         self._num_groups = len(surfaces.groups)
+        self._stretch = stretch_of(surfaces.steps)
         self._tables = self._make_tables()
 
     @property
@@ -84,6 +86,8 @@ class SurfaceCost:
         if wait_s:
             by_group[LAUNCH_GROUP] = wait_s
         low_s, high_s = bounds.sum(axis=0).tolist()
+        if self._surfaces.steps is not None:
+            low_s, high_s = self._bounds_s(steps) - wait_s
         by_provenance = provenance.sum(axis=0).tolist()
         names = [member.name.lower() for member in Provenance]
         return StepAccount(
@@ -139,10 +143,20 @@ class SurfaceCost:
     def _waits_us(self, steps: StepRecord) -> Floats:
         """Return [stage, step]: how much longer than its operators the launches take."""
         floor_us = self._surfaces.floor_us
+        ratios, constants_us = self._stretch[_stretched_as(steps)].T
         if not floor_us.any():
-            return np.zeros((self.num_stages, len(steps.num_tokens)))
-        at_least_us = floor_us[:, _kinds(steps), steps.num_tokens]
-        return np.maximum(at_least_us - self._busy_us(steps), 0.0)
+            return np.tile(constants_us, (self.num_stages, 1))
+        at_least_us = floor_us[:, _kinds(steps), steps.num_tokens] * ratios
+        waits_us: Floats = np.maximum(at_least_us - self._busy_us(steps), 0.0) + constants_us
+        return waits_us
+
+    def _bounds_s(self, steps: StepRecord) -> Floats:
+        """Return the least and the most of the steps together, as what was learned bounds each."""
+        bounds, total_s = bounds_of(self._surfaces.steps), np.zeros(2)
+        for piece in split_steps(steps, _PIECE_STEPS):
+            step_us = (self._busy_us(piece) + self._waits_us(piece)).sum(axis=0)
+            total_s += step_us @ bounds[_stretched_as(piece)] / US_PER_S
+        return total_s
 
     def _busy_us(self, steps: StepRecord) -> Floats:
         """Return [stage, step]: what the operators take."""
@@ -162,6 +176,9 @@ class SurfaceCost:
 
     def _parts(self, steps: StepRecord) -> Iterator[_Part]:
         own = list(self._own_parts(steps))
+        if self._surfaces.steps is not None:
+            ratios = self._stretch[_stretched_as(steps), 0]
+            own = [replace(part, weights=part.weights * ratios[part.steps]) for part in own]
         yield from own
         if self._surfaces.group is not None:
             yield from self._shared_parts(steps, own, self._surfaces.group)
@@ -246,6 +263,7 @@ class SurfaceCost:
             prefill_more_us=self._shaped_us(surfaces.prefill_more),
             floor_us=np.ascontiguousarray(surfaces.floor_us),
             shared=self._shared_table(),
+            stretch=self._stretch,
         )
 
     def _shared_table(self) -> Floats:
@@ -272,6 +290,12 @@ class SurfaceCost:
 
 def _kinds(steps: StepRecord) -> Ints:
     return np.where(steps.num_prefills > 0, MIXED, DECODE)
+
+
+def _stretched_as(steps: StepRecord) -> Ints:
+    """Return the row of `CostTables.stretch` that each step goes by."""
+    kinds = _kinds(steps)
+    return np.where((kinds == MIXED) & (steps.num_decodes == 0), PREFILL, kinds)
 
 
 def _points(surface: Surface, steps: AnyInts, points: AnyInts) -> _Part:

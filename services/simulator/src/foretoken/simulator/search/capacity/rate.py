@@ -12,7 +12,7 @@ from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.domain.units import US_PER_S
 from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.setup import ClusterSetup
-from foretoken.simulator.cost.tables import DECODE, MIXED, CostTables
+from foretoken.simulator.cost.tables import DECODE, MIXED, PREFILL, CostTables
 from foretoken.simulator.grid import Floats, Ints, interpolate
 from foretoken.simulator.serving.lora import assign_adapters
 from foretoken.simulator.serving.outcome import rate_of
@@ -206,4 +206,6 @@ def _slowest(
     at = min(num_tokens, tables.tokens_us.shape[2] - 1)
     rows_us = tables.rows_us[:, min(num_rows, tables.rows_us.shape[1] - 1)]
     stages_us = tables.tokens_us[:, kind, at] + rows_us + attention_us
-    return float(np.maximum(stages_us, tables.floor_us[:, kind, at]).max())
+    slowest_us = float(np.maximum(stages_us, tables.floor_us[:, kind, at]).max())
+    ratio, constant_us = tables.stretch[PREFILL if kind == MIXED else kind].tolist()
+    return float(slowest_us * ratio + constant_us)

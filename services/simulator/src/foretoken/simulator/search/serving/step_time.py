@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.simulator.cost.answer import NUM_BOUNDS, Questions
 from foretoken.simulator.cost.family import Axes
 from foretoken.simulator.cost.ffn_apart import count_micro_batches, together_us
@@ -311,6 +312,9 @@ def fetch_grids(
             for table in forms[index].questions().tables:
                 questions.add(table)
         reply = predictor.predict(replace(query, tables=questions.tables))
+        if reply.steps is not None:
+            reason = "corrects whole steps of one layout, and a search compares many: leave it out"
+            raise InvalidRequestError.of_field("correction", reason)
         answers = questions.match(reply.tables)
         for index in members:
             found[index] = forms[index].surfaces(answers, reply.model_version)
