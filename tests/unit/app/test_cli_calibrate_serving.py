@@ -13,6 +13,7 @@ from foretoken.app.scenario_file import read_serving_scenario
 _EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 _SERVER = str(_EXAMPLES / "serving-llama-3.1-8b-rtx4090.yaml")
 _RUN = str(_EXAMPLES / "measured-requests.csv")
+_STEPS = str(_EXAMPLES / "engine-steps.jsonl")
 
 
 def _run(home: Path, *words: str) -> Result:
@@ -43,6 +44,43 @@ def test_what_is_learned_of_a_run_applies_to_another_simulation(tmp_path: Path) 
     assert tpot[0] > 0.4
     assert 0.0 == pytest.approx(tpot[1], abs=0.03)
     assert "mine" == read_serving_scenario(Path(_SERVER), {"correction": "mine"}).correction
+
+
+def _refuse(home: Path, *words: str) -> str:
+    environment = {"FORETOKEN_HOME": str(home), "COLUMNS": "160"}
+    outcome = CliRunner(env=environment).invoke(app, ("--no-starter", *words))
+    assert outcome.exit_code != 0
+    return f"{outcome.stderr} {outcome.exception}"
+
+
+def test_what_is_learned_of_steps_applies_to_requests_that_were_measured_apart(
+    tmp_path: Path,
+) -> None:
+    """The records have the formula of the measured requests in them, and neither is simulated."""
+    out = tmp_path / "keys.yaml"
+    words = ("calibrate", "serving", "mine", _SERVER, "--steps", _STEPS, "--out", str(out))
+    learned = _read_json(tmp_path, *words)
+    kinds = {each["kind"]: each for each in learned["steps"]["kinds"]}
+    assert {"decode": 100, "mixed": 40, "prefill": 20} == {
+        kind: each["num_steps"] for kind, each in kinds.items()
+    }
+    assert kinds["decode"]["left_out_error_ratio"] < 0.05 < kinds["decode"]["raw_error_ratio"]
+    assert "correction: mine\n" == out.read_text("utf-8")
+    validate = ("validate", "serving", _SERVER, "--measured", _RUN)
+    before, after = (
+        next(one for one in _read_json(tmp_path, *words)["metrics"] if one["name"] == "tpot_ms")
+        for words in (validate, (*validate, "--set", "correction=mine"))
+    )
+    assert before["bias_ratio"] > 0.4
+    assert 0.0 == pytest.approx(after["bias_ratio"], abs=0.05)
+    assert "decode x" in _run(tmp_path, "list", "corrections").stdout
+    assert "one layout, and a search compares many" in _refuse(
+        tmp_path, "search", "serving", _SERVER, "--set", "correction=mine"
+    )
+    assert "not of 'tp=2'" in _refuse(
+        tmp_path, "simulate", "serving", _SERVER, "--set=correction=mine", "--set=layout.tp=2"
+    )
+    assert "either a run or --steps" in _refuse(tmp_path, "calibrate", "serving", "m", _SERVER)
 
 
 def _sweep(path: Path) -> Path:

@@ -204,7 +204,7 @@ def _remarks(scenario: ServingScenario) -> tuple[str, ...]:
     """Return what engines run in another way than asked, of all pools, and what corrects them."""
     found = [quantization_of(part).remark for part in pool_scenarios(scenario)]
     if scenario.correction:
-        found.append(f"operators' times are corrected by `{scenario.correction}`")
+        found.append(f"times are corrected by `{scenario.correction}`")
     return tuple(dict.fromkeys(remark for remark in found if remark))
 
 

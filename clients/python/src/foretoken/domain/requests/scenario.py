@@ -97,7 +97,7 @@ class ServingScenario:
     )
     lora: LoraSpec | None = option(None, "adapters that requests ask for: see clusters")
     correction: str = option(
-        "", "correction of operators' times on the device: `foretoken list corrections`"
+        "", "correction of operators' or steps' times: `foretoken list corrections`"
     )
 
     @property

@@ -94,8 +94,8 @@ def list_corrections(context: typer.Context) -> None:
                 found.name,
                 found.device,
                 found.created_at,
-                len(found.observations),
-                _say_factors(found.factors),
+                _num_observed(found),
+                _say_learned(found),
                 *_mean_errors(found),
             )
             for found in services.predictor.list_corrections()
@@ -200,6 +200,23 @@ def _mean_errors(correction: Correction) -> tuple[str, str, str]:
         format_ratio(correction.corrected_error_ratio, 1),
         format_ratio(correction.left_out_error_ratio, num_others),
     )
+
+
+def _num_observed(correction: Correction) -> int:
+    if correction.steps is None:
+        return len(correction.observations)
+    return sum(each.num_steps for each in correction.steps.kinds)
+
+
+def _say_learned(correction: Correction) -> str:
+    if correction.steps is None:
+        return _say_factors(correction.factors)
+    kinds = ", ".join(
+        f"{each.kind} x{each.ratio:.3g} + {each.constant_us / US_PER_MS:.3g} ms"
+        for each in correction.steps.kinds
+    )
+    scope = (correction.steps.model, correction.steps.engine, correction.steps.layout)
+    return f"steps of {' '.join(part for part in scope if part)}: {kinds}"
 
 
 def _say_factors(factors: Mapping[str, float]) -> str:

@@ -782,7 +782,7 @@ class ServingScenario(_message.Message):
     power_limit_w: _builtins.float
     """Power that each device is limited to, in W. 0: what it is sold with."""
     correction: _builtins.str
-    """Correction that operators' times are multiplied with, by its name. Empty: none."""
+    """Correction of operators' or whole steps' times, by its name. Empty: none."""
     model_ref: _builtins.str
     """The model by the name of a preset, or as the text of a Hugging Face config.json; read where
     `model` is not set. Empty: an error there.
