@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from foretoken.app.cli.output_file import page_option, write_page
+from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (
     check_output_path,
     note,
@@ -20,6 +21,7 @@ from foretoken.app.compose import Composition
 from foretoken.app.scenario_file import read_serving_scenario
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.correction import Correction
+from foretoken.domain.requests.option import option
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.serving_run import ServingRun
 from foretoken.domain.results.echo import Echo
@@ -37,23 +39,27 @@ from foretoken.simulator.validation.step_calibration import calibrate_steps
 from foretoken.simulator.validation.step_calibration_page import step_calibration_section
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordedOptions:
+    """What was measured: a run, or the engine's steps."""
+
+    measured: Path | None = option(None, "The measured run: a file, or the folder a tool wrote.")
+    run: str = option("", "Which of several runs in it.")
+    steps: Path | None = option(
+        None,
+        "In place of a run, the engine's own records of its steps: forward-pass metrics of vLLM,"
+        " SGLang or Dynamo (JSON lines), or SGLang's log.",
+    )
+
+
+@with_option_groups
 def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's options
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the correction; one of it is replaced.")],
     scenario: Annotated[
         Path, typer.Argument(help="Scenario file: model, device and engine of the server (YAML).")
     ],
-    measured: Annotated[
-        Path | None, typer.Option(help="The measured run: a file, or the folder a tool wrote.")
-    ] = None,
-    steps: Annotated[
-        Path | None,
-        typer.Option(
-            help="In place of a run, the engine's own records of its steps: forward-pass metrics of"
-            " vLLM, SGLang or Dynamo (JSON lines), or SGLang's log.",
-        ),
-    ] = None,
-    run: Annotated[str, typer.Option(help="Which of several runs in it.")] = "",
+    recorded: RecordedOptions,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", help="Change one key of the scenario: `engine.max_num_seqs=128`."),
@@ -80,9 +86,10 @@ def serving(  # noqa: PLR0913, PLR0917 - the parameters are the command's option
     """
     server = read_serving_scenario(scenario, scenario_changes(change))
     with open_services(context) as (state, services):
-        if measured is not None and steps is None:
-            learned = _learn_of_run(load_run(measured, name=run), server, name, services)
-        elif steps is not None and measured is None:
+        run, steps = recorded.measured, recorded.steps
+        if run is not None and steps is None:
+            learned = _learn_of_run(load_run(run, name=recorded.run), server, name, services)
+        elif steps is not None and run is None:
             learned = _learn_of_steps(load_steps(steps), server, name, services)
         else:
             raise InvalidRequestError.of_field("--measured", "give either a run or --steps")
