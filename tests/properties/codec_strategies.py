@@ -46,6 +46,7 @@ from foretoken.domain.measurements import (
     measurement,
     planning,
     profiling,
+    step_model,
     training_truth,
 )
 from foretoken.domain.measurements.measurement import Artifact
@@ -88,6 +89,8 @@ MIRRORS: Mapping[type, type[Message]] = {
     correction.CorrectionRequest: predictor_pb2.CreateCorrectionRequest,
     correction.Observation: correction_pb2.Observation,
     correction.ObservedCall: correction_pb2.ObservedCall,
+    step_model.StepKindModel: correction_pb2.StepKindModel,
+    step_model.StepModel: correction_pb2.StepModel,
     estimate.LatencyEstimate: estimate_pb2.LatencyEstimate,
     estimate.OperatorCall: operator_pb2.OperatorCall,
     estimate.Contribution: explanation_pb2.Contribution,
@@ -339,7 +342,15 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (correction.CorrectionRequest, "observations"): st.deferred(
         lambda: _some(correction.Observation)
     ),
+    # Only without observations.
+    (correction.CorrectionRequest, "steps"): st.none(),
     (correction.Observation, "observed_us"): POSITIVE_FINITE,
+    (step_model.StepKindModel, "kind"): st.sampled_from(step_model.STEP_KINDS),
+    (step_model.StepKindModel, "num_steps"): st.integers(1, 2**63 - 1),
+    (step_model.StepKindModel, "ratio"): POSITIVE_FINITE,
+    (step_model.StepKindModel, "constant_us"): st.floats(min_value=0.0, allow_infinity=False),
+    (step_model.StepKindModel, "low_ratio"): st.floats(0.01, 1.0),
+    (step_model.StepKindModel, "high_ratio"): st.floats(1.0, 100.0),
     (correction.ObservedCall, "count"): st.floats(min_value=0.0, allow_infinity=False),
     (correction.Observation, "calls"): st.deferred(lambda: _some(correction.ObservedCall)),
     (planning.CandidateAxis, "values"): st.sets(INT64, min_size=1, max_size=3).map(
