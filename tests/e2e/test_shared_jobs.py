@@ -7,6 +7,7 @@ import itertools
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,16 +158,17 @@ def test_no_call_fails_while_pods_are_replaced(
                     errors.append(err.message)
                 next(num_calls)
 
-        threads = [threading.Thread(target=ask) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        job = client.create_training_search(_SEARCH)
-        for pid in fleet.pids:
-            fleet.end(pid, signal.SIGTERM)
-        assert JobState.SUCCEEDED is wait_for_job(client, job).state
-        is_over.set()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as threads:
+            asking = [threads.submit(ask) for _ in range(2)]
+            try:
+                job = client.create_training_search(_SEARCH)
+                for pid in fleet.pids:
+                    fleet.end(pid, signal.SIGTERM)
+                assert JobState.SUCCEEDED is wait_for_job(client, job).state
+            finally:
+                is_over.set()
+        for asked in asking:
+            asked.result()
     assert [] == errors
     assert next(num_calls) > 0
     assert 0 == record_of(catalog, "simulator", job.job_id).num_interruptions

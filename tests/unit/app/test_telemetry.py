@@ -1,7 +1,9 @@
 """Logs as operators read them, and metrics of real calls."""
 
+import contextlib
 import json
 import logging
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from foretoken.app.config import LogConfig
 from foretoken.app.observed_handler import ObservedCalls
@@ -61,6 +64,29 @@ def _root_logging() -> Iterator[None]:
 def _requests(registry: CollectorRegistry, method: str, code: str) -> float | None:
     labels = {"method": method, "code": code}
     return registry.get_sample_value("foretoken_profiler_requests_total", labels)
+
+
+class _PatientRegistry(CollectorRegistry):
+    """Lets a second caller come to a metric that the first is about to register."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._both = threading.Barrier(2)
+
+    def register(self, collector: Collector) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self._both.wait(0.2)
+        super().register(collector)
+
+
+def test_two_first_calls_at_once_are_counted_together() -> None:
+    registry = _PatientRegistry()
+    metrics = RequestMetrics(registry)
+    method = f"/{SERVICE.full_name}/GetJob"
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(metrics.count_refused, [method] * 2))
+    name = "foretoken_profiler_refused_requests_total"
+    assert registry.get_sample_value(name, {"method": "GetJob"}) == 2.0
 
 
 def test_calls_are_counted_by_their_status(address: str, registry: CollectorRegistry) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,6 +31,7 @@ class RequestMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._by_service: dict[str, _ServiceMetrics] = {}
+        self._lock = threading.Lock()
 
     def observe_call(
         self, method: str, context: grpc.ServicerContext
@@ -59,18 +61,21 @@ class RequestMetrics:
 
     def of_web(self) -> _ServiceMetrics:
         """Return the metrics of requests over HTTP."""
-        if WEB not in self._by_service:
-            self._by_service[WEB] = _ServiceMetrics(WEB, self._registry)
-        return self._by_service[WEB]
+        return self._of(WEB)
 
     def _find(self, full_method: str) -> tuple[_ServiceMetrics | None, str]:
         parts = full_method.strip("/").split(".")
         if parts[:2] != ["foretoken", "api"]:
             return None, ""
         service, method = parts[2], parts[-1].split("/")[-1]
-        if service not in self._by_service:
-            self._by_service[service] = _ServiceMetrics(service, self._registry)
-        return self._by_service[service], method
+        return self._of(service), method
+
+    def _of(self, service: str) -> _ServiceMetrics:
+        """Return a service's metrics, made by the first of the calls that need them at once."""
+        with self._lock:
+            if service not in self._by_service:
+                self._by_service[service] = _ServiceMetrics(service, self._registry)
+            return self._by_service[service]
 
 
 class _ServiceMetrics:
