@@ -82,21 +82,43 @@ def test_a_serving_search_is_a_job_with_its_candidates(service: SimulatorService
 def test_what_was_warmed_up_asks_the_predictor_less_and_is_no_job(tmp_path: Path) -> None:
     calls: list[int] = []
     for is_warm in (False, True):
-        version = ModelVersion(
-            version="roofline", created_at="", snapshot_hash="", num_rows=1, is_active=True
-        )
-        predictor = RooflinePredictor((version,))
-        config = SimulatorConfig(state_folder=str(tmp_path / str(is_warm)), num_search_workers=1)
-        service = SimulatorService(config, predictor)
-        service.open()
+        service, predictor = _open_trained(tmp_path / str(is_warm))
         if is_warm:
             service.warm_up(_REQUEST)
         assert () == tuple(service.list_jobs())
-        before = len(predictor.queries)
-        _search(service, replace(_REQUEST, num_finalists=0))
-        calls.append(len(predictor.queries) - before)
+        calls.append(_count_calls(service, predictor, replace(_REQUEST, num_finalists=0)))
         service.close()
     assert calls[1] < calls[0]
+
+
+def test_what_a_correction_changes_is_asked_by_every_search(tmp_path: Path) -> None:
+    """Another may have been learned under its name; what else was answered is kept."""
+    service, predictor = _open_trained(tmp_path)
+    corrected = replace(_REQUEST, scenario=replace(_REQUEST.scenario, correction="measured"))
+    plain = [_count_calls(service, predictor, _REQUEST) for _ in range(2)]
+    assert plain[1] < plain[0]
+    first, second = (_count_calls(service, predictor, corrected) for _ in range(2))
+    assert plain[0] <= first == second
+    service.close()
+
+
+def _open_trained(folder: Path) -> tuple[SimulatorService, RooflinePredictor]:
+    version = ModelVersion(
+        version="roofline", created_at="", snapshot_hash="", num_rows=1, is_active=True
+    )
+    predictor = RooflinePredictor((version,))
+    config = SimulatorConfig(state_folder=str(folder), num_search_workers=1)
+    service = SimulatorService(config, predictor)
+    service.open()
+    return service, predictor
+
+
+def _count_calls(
+    service: SimulatorService, predictor: RooflinePredictor, request: ServingSearchRequest
+) -> int:
+    before = len(predictor.queries)
+    _search(service, request)
+    return len(predictor.queries) - before
 
 
 def test_a_question_that_is_refused_is_refused_in_a_warm_up(service: SimulatorService) -> None:

@@ -131,11 +131,15 @@ def test_the_least_used_surfaces_go_first() -> None:
     assert len(predictor.queries) == 4
 
 
-def test_a_predictor_without_a_model_is_asked_every_time() -> None:
-    predictor = RooflinePredictor()
+@pytest.mark.parametrize(("versions", "correction"), [((), ""), (("one",), "measured")])
+def test_answers_that_may_change_under_their_name_are_not_kept(
+    versions: tuple[str, ...], correction: str
+) -> None:
+    """Those of a predictor without a model, and those that a correction changes."""
+    predictor = RooflinePredictor(tuple(map(_version, versions)))
     cache = SurfaceCache(predictor, max_surfaces=2)
     for _ in range(2):
-        cache.get(surface_spec(_SCENARIO, 100))
+        cache.get(surface_spec(replace(_SCENARIO, correction=correction), 100))
     assert len(predictor.queries) == 2
 
 

@@ -254,7 +254,8 @@ class SimulatorService(RunsSearches):
 class SurfaceCache:
     """Latency surfaces by what they depend on and the version of the predictor's model.
 
-    What a predictor without a model answers is asked for again each time.
+    What a predictor without a model answers is asked for again each time, and so is what a
+    correction changes: another may be learned under its name.
     """
 
     def __init__(self, predictor: PredictorPort, max_surfaces: int) -> None:
@@ -266,7 +267,7 @@ class SurfaceCache:
     def get(self, spec: SurfaceSpec) -> LatencySurfaces:
         """Return the surfaces, from memory or from the predictor."""
         active = [model.version for model in self._predictor.list_models() if model.is_active]
-        if len(active) != 1:
+        if len(active) != 1 or spec.correction:
             return fetch_surfaces(spec, self._predictor)
         with self._lock:
             kept = self._kept.get((spec, active[0]))

@@ -307,7 +307,8 @@ class AnswerCache:
     """Queries the predictor once about all engines of a search that are not known yet.
 
     An answer is known by all it depends on and the version of the predictor's model; what a
-    predictor without one active model answers is not kept.
+    predictor without one active model answers is not kept, nor what a correction changes, for
+    another may be learned under its name.
     """
 
     def __init__(
@@ -336,7 +337,7 @@ class AnswerCache:
             space.prefill_batches,
             space.step_limits,
         )
-        version = self._version()
+        version = "" if base.correction else self._version()
         with self._lock:
             found = {
                 kind: self._kept[*about, kind, version]
@@ -349,7 +350,7 @@ class AnswerCache:
             with self._lock:
                 for kind, answer in zip(missing, answers, strict=True):
                     found[kind] = answer
-                    if version:
+                    if version and not base.correction:
                         self._kept[*about, kind, version] = answer
                 while len(self._kept) > self._max_kept:
                     self._kept.popitem(last=False)

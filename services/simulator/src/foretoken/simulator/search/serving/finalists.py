@@ -397,7 +397,8 @@ class CandidateRuns:
         found = []
         for spec in specs:
             surfaces = self._kept.get((spec, version))
-            if surfaces is None:
+            # Another correction may have been learned under the name of one.
+            if surfaces is None or spec.correction:
                 surfaces = fetch_surfaces(spec, self._predictor)
                 self._kept[spec, surfaces.model_version] = surfaces
             found.append((spec, surfaces))
