@@ -32,7 +32,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import LatencyLimit, ServingTargets
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.units import MS_PER_S, NS_PER_S
-from foretoken.simulator.cost.tables import AS_ESTIMATED, CostTables, flat_tables, shared_table
+from foretoken.simulator.cost.step_scope import AS_ESTIMATED
+from foretoken.simulator.cost.tables import CostTables, flat_tables, shared_table
 from foretoken.simulator.search.capacity.bracket import Bracket
 from foretoken.simulator.search.capacity.load_search import AnswerInterval, LoadSearch
 from foretoken.simulator.search.capacity.probe import Load, make_judge, resample_loads

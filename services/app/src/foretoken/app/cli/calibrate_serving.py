@@ -35,8 +35,6 @@ from foretoken.simulator.validation.serving_page import (
     validation_sections,
     write_calibrated,
 )
-from foretoken.simulator.validation.step_calibration import calibrate_steps
-from foretoken.simulator.validation.step_calibration_page import step_calibration_section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +134,10 @@ def _learn_of_run(
 def _learn_of_steps(
     found: StepRun, server: ServingScenario, name: str, services: Composition
 ) -> _Learned:
+    # They need numba, which no other command should wait for.
+    from foretoken.simulator.validation.step_calibration import calibrate_steps
+    from foretoken.simulator.validation.step_calibration_page import step_calibration_section
+
     with show_progress(f"price {len(found.steps)} steps"):
         result = calibrate_steps(found, server, name, services.predictor)
     section = step_calibration_section(result)

@@ -1,11 +1,15 @@
 """What a model of whole steps holds for, and the tables it makes."""
 
+import numpy as np
+
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.step_model import STEP_KINDS, StepModel
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.cost.surface import SurfaceSpec
-from foretoken.simulator.cost.tables import AS_ESTIMATED
 from foretoken.simulator.grid import Floats
+
+# No step is stretched.
+AS_ESTIMATED = np.array([[1.0, 0.0]] * len(STEP_KINDS))
 
 
 def scope_of(spec: SurfaceSpec) -> dict[str, str]:

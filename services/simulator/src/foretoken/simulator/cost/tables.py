@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from foretoken.simulator.cost.ffn_apart import together_us
+from foretoken.simulator.cost.step_scope import AS_ESTIMATED
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.jit import compiled, compiled_part
 
@@ -12,8 +13,6 @@ from foretoken.simulator.jit import compiled, compiled_part
 DECODE, MIXED = 0, 1
 # Among those with prompts, those where nobody decodes: only `stretch` tells them apart.
 PREFILL = 2
-# No step is stretched.
-AS_ESTIMATED = np.array([[1.0, 0.0]] * 3)
 
 
 class StepShape(NamedTuple):
