@@ -5,7 +5,6 @@ trained from them when it is first asked for.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from foretoken.predictor.regression.cross_validation import Heartbeat
 from foretoken.predictor.regression.curves import CurveRegressor, has_curves
 from foretoken.predictor.regression.prediction import Regressor, RegressorState
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
-from foretoken.predictor.trainer import SeriesModel, train_series
+from foretoken.predictor.trainer import SeriesModel, train_series, training_recipe
 from foretoken.predictor.training_rows import Series, SeriesHead
 from foretoken.predictor.transfer.device_transfer import is_device_transfer, own_state, restore
 
@@ -53,13 +52,8 @@ def pack_model(model: SeriesModel) -> bytes:
 
 def pack_points(series: Series, config: PredictorConfig, seed: int) -> bytes:
     """Return a series as a member without a model, and how that is to be trained."""
-    recipe = {
-        "booster": asdict(config.booster),
-        "min_rows": config.min_rows,
-        "max_rows": config.max_rows,
-        "seed": seed,
-    }
-    return pack({"noise_log": series.noise_log, "recipe": recipe}, _write_points(series))
+    meta = {"noise_log": series.noise_log, "recipe": training_recipe(config, seed)}
+    return pack(meta, _write_points(series))
 
 
 def has_model(content: bytes) -> bool:

@@ -157,13 +157,20 @@ def refit_regressor(
     return _mix_members(fitter, shares)
 
 
-def hash_training(series: Series, config: PredictorConfig, seed: int) -> str:
-    """Return the identity of a training: its rows, features and parameters."""
-    parameters = {
+def training_recipe(config: PredictorConfig, seed: int) -> dict[str, object]:
+    """Return the parameters on which a training depends, as JSON has them."""
+    return {
         "booster": asdict(config.booster),
         "min_rows": config.min_rows,
         "max_rows": config.max_rows,
         "seed": seed,
+    }
+
+
+def hash_training(series: Series, config: PredictorConfig, seed: int) -> str:
+    """Return the identity of a training: its rows, features and parameters."""
+    parameters = {
+        **training_recipe(config, seed),
         "feature_revision": FEATURE_REVISION,
         "features": feature_names(series.key.spec),
         "rows": series.content_hash,

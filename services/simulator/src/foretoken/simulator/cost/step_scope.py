@@ -64,20 +64,20 @@ def check_scope(steps: StepModel, spec: SurfaceSpec) -> None:
 
 def stretch_of(steps: StepModel | None) -> Floats:
     """Return what steps are multiplied with and what is added, by `STEP_KINDS`."""
-    stretch = AS_ESTIMATED.copy()
-    for place, kind in enumerate(STEP_KINDS):
-        found = steps.find(kind) if steps is not None else None
-        if found is not None:
-            stretch[place] = found.ratio, found.constant_us
-    return stretch
+    return _by_kind(steps, "ratio", "constant_us", AS_ESTIMATED)
 
 
 def bounds_of(steps: StepModel | None) -> Floats:
     """Return the least and the most that a step takes of what it is predicted, by `STEP_KINDS`."""
-    bounds = AS_ESTIMATED.copy()
-    bounds[:, 1] = 1.0
-    for place, kind in enumerate(STEP_KINDS):
-        found = steps.find(kind) if steps is not None else None
-        if found is not None:
-            bounds[place] = found.low_ratio, found.high_ratio
-    return bounds
+    return _by_kind(steps, "low_ratio", "high_ratio", np.ones_like(AS_ESTIMATED))
+
+
+def _by_kind(steps: StepModel | None, first: str, second: str, unknown: Floats) -> Floats:
+    """Return two fields of what is known of every kind of step: (kind, field)."""
+    found = [steps.find(kind) if steps is not None else None for kind in STEP_KINDS]
+    return np.array(
+        [
+            row if known is None else (getattr(known, first), getattr(known, second))
+            for known, row in zip(found, unknown, strict=True)
+        ]
+    )
