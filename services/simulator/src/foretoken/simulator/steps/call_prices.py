@@ -30,13 +30,18 @@ from foretoken.simulator.steps.row_numbers import number_rows
 class PricedTable:
     """The calls of a table on a device and its links, with the predictor's answer.
 
-    `topology` is empty for the device's first.
+    `topology` is empty for the device's first; `device` is empty where they are the host's.
     """
 
     table: OperatorTable
     answer: LatencyColumns
     device: str
     topology: str
+
+    @property
+    def is_of_host(self) -> bool:
+        """Whether the host takes this time, which no other GPU and no other link changes."""
+        return not self.device
 
     @property
     def latency_us(self) -> Floats:

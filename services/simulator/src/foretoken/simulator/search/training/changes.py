@@ -134,6 +134,8 @@ class ChangedHardware:
 
 def changed_price(priced: PricedTable, change: HardwareChange) -> Floats:
     """Return the estimates of a table on changed hardware."""
+    if priced.is_of_host:
+        return priced.latency_us
     ratio = change.time_ratio(priced.table, priced.device, priced.topology)
     return priced.latency_us * ratio
 
