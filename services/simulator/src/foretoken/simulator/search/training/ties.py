@@ -23,7 +23,7 @@ from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
-from foretoken.simulator.steps.call_prices import HOST_GROUP, PricedTable
+from foretoken.simulator.steps.call_prices import PricedTable
 from foretoken.simulator.steps.error_parts import StepErrors, price_parts
 from foretoken.simulator.steps.strategies import Strategies
 
@@ -76,7 +76,7 @@ class _Probe:
 
     def record(self, priced: PricedTable) -> tuple[Floats, ...]:
         """Note the calls that may take longer; return the estimates alone."""
-        if _is_host(priced):
+        if priced.is_of_host:
             return (priced.latency_us,)
         high_us = np.asarray(priced.answer.high_us, dtype=np.float64)
         for row in np.flatnonzero(high_us > priced.latency_us).tolist():
@@ -88,18 +88,13 @@ class _Probe:
     def price(self, priced: PricedTable) -> tuple[Floats, ...]:
         """Return the prices of the table in as many cases as there are calls."""
         prices = np.tile(priced.latency_us, (len(self.calls), 1))
-        if _is_host(priced):
+        if priced.is_of_host:
             return tuple(prices)
         for case, call in enumerate(self.calls):
             if call.number == self._num_tables:
                 prices[case, call.row] = call.high_us
         self._num_tables += 1
         return tuple(prices)
-
-
-def _is_host(priced: PricedTable) -> bool:
-    """Tell whether it is the host's time, which is no call that one measures."""
-    return find_operator(priced.table.operator).group == HOST_GROUP
 
 
 def _describe(call: _DoubtfulCall, difference_ratio: float) -> TieCall:
