@@ -1,12 +1,17 @@
 """From catalog rows to series, and the ways to leave their points out."""
 
+from datetime import UTC, datetime
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from predictor_fakes import FakeCatalog, gemm_rows, row_of
 
-from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementFilter, Run, RunKind, RunSummary
+from foretoken.predictor.recent_rows import read_recent
 from foretoken.predictor.software import matches
 from foretoken.predictor.training_rows import SeriesKey, build_series, read_series
+from foretoken.wire.arrow import read_table
 
 GEMM = SeriesKey("gemm", "a30", "", "fp16", "forward", "")
 
@@ -70,6 +75,29 @@ def test_each_of_several_kernels_is_also_a_series_of_its_own() -> None:
         "cutlass": [10.0] * 10,
     }
     assert found == expected
+
+
+def test_rows_come_in_pieces_that_name_other_things() -> None:
+    """What is encoded piece by piece means the same in the next piece."""
+    pieces = [
+        [*gemm_rows(framework="vllm", kernel="cutlass"), *gemm_rows(variant="quant=int4_wo")],
+        [row_of("rms_norm", {"num_tokens": 1, "hidden": 64}, 5.0), *gemm_rows(kernel="cublas")],
+        gemm_rows(framework="sglang", device="a100_sxm"),
+    ]
+    catalog = [FakeCatalog(rows).read_measurements(MeasurementFilter()) for rows in pieces]
+    table = pa.concat_tables(read_table(stream) for stream in catalog)
+    found = [(item.key.operator, item.key.framework, item.kernels) for item in read_series(table)]
+    assert found == [
+        ("gemm", "sglang", ()),
+        ("gemm", "", ("cublas", "cutlass")),
+        ("gemm", "", ()),
+        ("gemm", "vllm", ("cutlass",)),
+        ("rms_norm", "", ()),
+    ]
+    run = Run(run_id="r", kind=RunKind.IMPORT, tool="t", content_hash="")
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    tables = read_recent(table, RunSummary(run=run, started_at=""), since, step=1)
+    assert sum(item.query.tables[0].num_rows for item in tables) == table.num_rows
 
 
 def test_a_device_is_known_by_its_vendor_name_too() -> None:

@@ -81,7 +81,7 @@ def read_recent(
         usable = keep_usable(rows, _TOLERATED_FLAGS)
         found.append(usable.take(np.arange(-num_seen % step, usable.num_rows, step)))
         num_seen += usable.num_rows
-    return tuple(_tabulate(pa.concat_tables(found))) if num_seen else ()
+    return tuple(_tabulate(pa.concat_tables(found).unify_dictionaries())) if num_seen else ()
 
 
 def _tabulate(rows: pa.Table) -> Iterator[MeasuredTable]:

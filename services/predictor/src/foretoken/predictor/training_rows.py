@@ -22,7 +22,7 @@ from foretoken.domain.operators.spec.overlap import is_of_overlap
 from foretoken.predictor.features import Design, Matrix, build_axes, build_design
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
 from foretoken.predictor.sustained import to_burst_us
-from foretoken.wire.arrow import dims_to_columns, read_table
+from foretoken.wire.arrow import dims_to_columns, open_stream
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,9 @@ def read_series(stream: ArrowStream) -> tuple[Series, ...]:
     Where several frameworks measured the same circumstances, one more series with an empty
     framework unites them.
     """
-    table = keep_usable(read_table(stream))
+    # Piece by piece: what is not needed is gone before the next one comes.
+    pieces = [keep_usable(pa.Table.from_batches([piece])) for piece in open_stream(stream)]
+    table = pa.concat_tables(pieces) if pieces else pa.table({})
     groups: dict[SeriesKey, list[pa.Table]] = {}
     for key, rows in group_rows(table):
         groups.setdefault(key, []).append(rows)
@@ -259,6 +261,7 @@ def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Ta
 
     Those of calls concurrent with others are left out: they tell how two disturb each other.
     Columns: the circumstances, without nulls, `kernel`, `dims`, `latency_us` and `is_sustained`.
+    What repeats in most rows is encoded: millions of texts take longer than all else.
     """
     latency = pc.coalesce(table["latency_us_median"], table["latency_us_mean"])
     num_flags = _count_flags(table["flags"], tolerated_flags)
@@ -266,19 +269,49 @@ def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Ta
         pc.and_(pc.equal(table["status"], "ok"), pa.array(num_flags == 0)),
         pc.and_(pc.is_finite(latency), pc.greater(latency, 0.0)),
     )
-    version = pc.coalesce(table["framework_version"], pa.scalar(""))
-    framework = pc.coalesce(table["framework"], pa.scalar(""))
-    named = pc.utf8_trim_whitespace(pc.binary_join_element_wise(framework, version, " "))
-    columns = {name: table[name] for name in ("operator", "device", "dtype", "phase", "dims")}
-    for name in ("topology", "kernel", "variant"):
-        columns[name] = pc.coalesce(table[name], pa.scalar(""))
+    names = ("operator", "device", "dtype", "phase", "topology", "kernel", "variant")
+    columns = {name: _encode(table[name]) for name in names}
+    columns["dims"] = _encode_dims(table["dims"])
+    named = _join(_encode(table["framework"]), _encode(table["framework_version"]))
     # What has a mean power was timed for about a second, which others were not.
     has_power = pc.fill_null(pc.greater(table["power_w"], 0.0), fill_value=False)
     columns |= {"framework": named, "latency_us": latency, "is_sustained": has_power}
-    variants = pc.unique(columns["variant"]).to_pylist()
-    disturbed = [variant for variant in variants if is_of_overlap(variant)]
-    is_alone = pc.invert(pc.is_in(columns["variant"], pa.array(disturbed, pa.string())))
+    variant = columns["variant"]
+    is_disturbed = np.array([is_of_overlap(name) for name in variant.dictionary.to_pylist()], bool)
+    is_alone = pa.array(~is_disturbed[variant.indices.to_numpy()])
     return pa.table(columns).filter(pc.fill_null(pc.and_(is_usable, is_alone), fill_value=False))
+
+
+def _encode(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """Return texts by their number among the distinct ones; null is the empty text."""
+    coded = _whole(column).dictionary_encode(null_encoding="encode")
+    names = pa.array([name or "" for name in coded.dictionary.to_pylist()], pa.string())
+    return pa.DictionaryArray.from_arrays(coded.indices, names)
+
+
+def _join(first: pa.DictionaryArray, second: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Return two texts of each row with a space between them, or none where one is empty."""
+    names = second.dictionary.to_pylist()
+    pairs = [f"{one} {other}".strip() for one in first.dictionary.to_pylist() for other in names]
+    codes = first.indices.to_numpy().astype(np.int32) * len(names) + second.indices.to_numpy()
+    distinct, place = np.unique(codes, return_inverse=True)
+    found = pa.array([pairs[code] for code in distinct.tolist()], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(place.astype(np.int32)), found)
+
+
+def _encode_dims(column: pa.ChunkedArray) -> pa.MapArray:
+    """Return dimensions whose names are encoded."""
+    dims = _whole(column)
+    first, last = dims.offsets[0].as_py(), dims.offsets[-1].as_py()
+    keys = dims.keys.slice(first, last - first).dictionary_encode()
+    items = dims.items.slice(first, last - first)
+    return pa.MapArray.from_arrays(pc.subtract(dims.offsets, first), keys, items)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece."""
+    whole = column.combine_chunks()
+    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
 
 
 def _count_flags(flags: pa.ChunkedArray, tolerated: tuple[str, ...]) -> npt.NDArray[np.int64]:
@@ -294,17 +327,16 @@ def group_rows(table: pa.Table) -> Iterable[tuple[SeriesKey, pa.Table]]:
     """Yield the usable rows of each set of circumstances that has operator and device files."""
     if not table.num_rows:
         return
-    codes = [
-        table[name].combine_chunks().dictionary_encode().indices.to_numpy()
-        for name in _GROUP_COLUMNS
-    ]
+    codes = [_whole(table[name]).indices.to_numpy() for name in _GROUP_COLUMNS]
     group = find_distinct(np.stack(codes, axis=1))[1]
     order = np.argsort(group, kind="stable")
     for places in np.split(order, np.cumsum(np.bincount(group))[:-1]):
         # Rows of a series lie together: looking through all for each would take longer than models.
         first, end = int(places[0]), int(places[-1]) + 1
         is_own = group[first:end] == group[first]
-        rows = table.slice(first, end - first).filter(pa.array(is_own))
+        rows = table.slice(first, end - first)
+        if not is_own.all():
+            rows = rows.filter(pa.array(is_own))
         key = _canonical_key(tuple(rows[name][0].as_py() for name in _GROUP_COLUMNS))
         if key is not None:
             yield key, _as_bursts(key, rows)
@@ -355,10 +387,10 @@ def _kernel_series(key: SeriesKey, rows: pa.Table, names: Sequence[str]) -> dict
 
 def take_fastest_kernel(spec: OperatorSpec, rows: pa.Table) -> pa.Table:
     """Return at each point the rows of the kernel with the lowest median."""
-    codes = pc.dictionary_encode(rows["kernel"].combine_chunks()).indices.to_numpy()
-    num_kernels = int(codes.max(initial=0)) + 1
-    if num_kernels == 1:
+    codes = _whole(rows["kernel"]).indices.to_numpy()
+    if not np.ptp(codes):
         return rows
+    num_kernels = int(codes.max()) + 1
     points, latency_us = read_points(spec, rows)
     place = find_distinct(points)[1]
     cells, cell = np.unique(place * num_kernels + codes, return_inverse=True)
