@@ -117,3 +117,25 @@ def test_what_was_asked_in_between_makes_no_other_version(
     assert first.model_version == again.model_version
     assert (0, 3) == (first.num_reused, again.num_reused)
     assert 1 == len(_learned(tmp_path))
+
+
+def test_a_version_waits_for_a_question_where_there_is_a_newer_one(
+    tmp_path: Path, train: Train
+) -> None:
+    """Another training leaves what was learned of it alone."""
+    rows = [
+        row
+        for version in ("1.3.0rc9", "1.3.0rc10", "dev-1aa0e9")
+        for row in gemm_rows(framework="trtllm", framework_version=version)
+    ]
+    service = PredictorService(_config(tmp_path), FakeCatalog(rows))
+    service.open()
+    report = train(service)
+    assert [64] == [operator.num_rows for operator in report.operators]
+    assert _ask(service, framework="trtllm 1.3.0rc10").tables[0].latency_us[0] > 0
+    assert [] == _learned(tmp_path)
+    assert _ask(service, framework="trtllm 1.3.0rc9").tables[0].latency_us[0] > 0
+    (learned,) = _learned(tmp_path)
+    train(service)
+    assert [learned] == _learned(tmp_path)
+    service.close()

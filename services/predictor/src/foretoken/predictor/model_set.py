@@ -11,7 +11,13 @@ from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.predictor.known_names import KnownNames
 from foretoken.predictor.roofline import Target
-from foretoken.predictor.software import DEFAULT_SOFTWARE, Relation, matches, parse_software
+from foretoken.predictor.software import (
+    DEFAULT_SOFTWARE,
+    Relation,
+    matches,
+    order_versions,
+    parse_software,
+)
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
@@ -313,6 +319,16 @@ def own_heads(heads: Sequence[SeriesHead]) -> Iterator[SeriesHead]:
         key = head.key
         if not key.kernel and (key.framework or _circumstances(key) not in named):
             yield head
+
+
+def newest_heads(heads: Sequence[SeriesHead]) -> Iterator[SeriesHead]:
+    """Yield of single series those of the newest version of each software that has measured it."""
+    newest: dict[tuple[SeriesKey, str], SeriesHead] = {}
+    for head in own_heads(heads):
+        of_what = _circumstances(head.key), parse_software(head.key.framework).name
+        other = newest.get(of_what, head)
+        newest[of_what] = max(other, head, key=lambda one: order_versions(one.key.framework))
+    yield from newest.values()
 
 
 def _without_routing(variant: str) -> frozenset[tuple[str, str]]:

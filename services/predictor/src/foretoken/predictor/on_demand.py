@@ -35,7 +35,6 @@ from foretoken.predictor.model_store import (
     write_models,
 )
 from foretoken.predictor.packed_model import pack_model
-from foretoken.predictor.packing import write_whole
 from foretoken.predictor.trainer import hash_training, train_series
 from foretoken.predictor.training_rows import Series, SeriesKey, read_series
 from foretoken.predictor.transfer import train_transfers
@@ -146,14 +145,15 @@ class Learner:
         """
         path = self.kept.path / f"{revision}.{_SUBJECTS}"
         with suppress(FileNotFoundError, ValueError):
-            return {(op, device): {*names} for op, device, names in json.loads(path.read_bytes())}
+            content = json.loads(path.read_bytes())
+            self.kept.note_read(path)
+            return {(op, device): {*names} for op, device, names in content}
         found: dict[Subject, set[str]] = {}
         for item in self._catalog.describe_coverage():
             if item.num_rows > item.num_flagged + item.num_failed:
                 found.setdefault((item.operator, item.device), set()).update(item.frameworks)
-        path.parent.mkdir(parents=True, exist_ok=True)
         rows = [[*subject, sorted(names)] for subject, names in sorted(found.items())]
-        write_whole(path, json.dumps(rows).encode())
+        self.kept.write(path, json.dumps(rows).encode())
         return found
 
     def _learn(self, place: _Place) -> ModelSet:
@@ -182,8 +182,8 @@ class Learner:
             single = [found[head.key] for head in own_heads(tuple(heads.values()))]
             transfers = train_transfers(single, self._config, _SEED)
             outline = ModelSet(series=StoredSeries(heads, {}), transfers=transfers)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, write_models(outline, has_members=False))
+            self.kept.write(path, write_models(outline, has_members=False))
+        self.kept.note_read(path)
         return read_models(path)
 
     def _train(self, place: _Place, key: SeriesKey) -> bytes:

@@ -40,7 +40,7 @@ from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.explaining import explain
 from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.model_library import ModelLibrary
-from foretoken.predictor.model_set import ModelSet, own_heads
+from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.on_demand import Learner
 from foretoken.predictor.packed_model import STORE_REVISION
 from foretoken.predictor.planning.profile_plan import plan_profile
@@ -334,7 +334,7 @@ class PredictorService(RunsJobs):
         # What a model that answers was trained on must not be pruned.
         self._catalog.create_snapshot(kept_rows, f"model {models.version}")
         self._library.take_up(models)
-        self._learner.kept.forget(tuple(own_heads(models.heads)))
+        self._learner.kept.forget(trained.trained)
         self.statistics.observe_model(models.version)
         _log.info("trained: version=%s rows=%d", models.version, models.num_rows)
         return PredictorTrainingReport(

@@ -10,7 +10,7 @@ from functools import cache
 from foretoken.domain.operators.spec.operator import OperatorSpec
 
 _Version = tuple[int, ...]
-_LEADING_DIGITS = re.compile(r"\d+")
+_DIGITS = re.compile(r"\d+")
 _NUM_PARTS = 3
 # Names of one software.
 _ALIASES = {"torch": "pytorch"}
@@ -107,6 +107,11 @@ def parse_software(text: str) -> Software:
     return Software(name, _numbers(first), _numbers(last) or _numbers(first))
 
 
+def order_versions(text: str) -> tuple[_Version, _Version]:
+    """Return what the versions of one software are ordered by, release candidates too."""
+    return parse_software(text).first, tuple(map(int, _DIGITS.findall(text)))
+
+
 def matches(framework: str, asked: str) -> bool:
     """Tell whether "vllm 0.19.0" is what "vllm", "vllm 0.19" or "vllm 0.19.0" requests."""
     have, want = framework.lower(), asked.lower()
@@ -117,7 +122,7 @@ def _numbers(version: str) -> _Version:
     """Return the numbers a version begins with: (1, 3, 0) of "1.3.0rc20"."""
     numbers = []
     for part in version.split("."):
-        found = _LEADING_DIGITS.match(part)
+        found = _DIGITS.match(part)
         if found is None:
             break
         numbers.append(int(found.group()))

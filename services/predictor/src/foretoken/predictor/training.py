@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,11 +15,11 @@ from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.jobs.executors.observed import ObservedExecutor
 from foretoken.jobs.runner import JobProgress
 from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.model_set import ModelSet, own_heads
+from foretoken.predictor.model_set import ModelSet, newest_heads, own_heads
 from foretoken.predictor.model_store import StoredSeries, store_series
-from foretoken.predictor.packed_model import pack_model, pack_points
+from foretoken.predictor.packed_model import has_model, pack_model, pack_points
 from foretoken.predictor.report.scoring import merge_reports
-from foretoken.predictor.training_rows import Series, SeriesKey
+from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import train_transfers
 from foretoken.predictor.transfer.device_transfer import (
     hash_transfer,
@@ -39,9 +40,13 @@ _READ_RATIO, _SERIES_RATIO = 0.05, 0.9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """Models without a version yet, how many of them were kept, and how good they are."""
+    """Models without a version yet, how many of them were kept, and how good they are.
+
+    Of series that are not among those `trained` there are the points alone.
+    """
 
     models: ModelSet
+    trained: tuple[SeriesHead, ...]
     num_reused: int
     reports: tuple[OperatorTrainingReport, ...]
 
@@ -79,10 +84,10 @@ class Known:
     def find(self, content_hash: str) -> bytes | None:
         """Return a model that was trained so, packed; none where there is none to be read."""
         key = self._keys.get(content_hash)
-        if key is None:
-            resumed = self.resumed.get(bytes.fromhex(content_hash))
-            return resumed or self.learned.get(content_hash)
         try:
+            if key is None or not has_model(self.series.packed(key)):
+                resumed = self.resumed.get(bytes.fromhex(content_hash))
+                return resumed or self.learned.get(content_hash)
             self.series.read_series(key)
             self.series.read_report(key)
             return self.series.packed(key)
@@ -123,9 +128,8 @@ def train_models(
     """Train what is found; the version's models that the request leaves alone stay.
 
     A model is kept, not trained again, where neither its rows and parameters nor what it borrows
-    from other devices have changed. The others are trained by workers, the largest first. Of series
-    that unite software or pick a kernel, and so repeat others, the points are kept, to be trained
-    when a question needs them, unless other devices teach them.
+    from other devices have changed. The others are trained by workers, the largest first. Of some
+    the points are kept, to be trained when a question needs them: see `_find_at_once`.
 
     Raises:
         CancelledJobError: the job was cancelled.
@@ -143,13 +147,12 @@ def train_models(
     sizes = {it.key: it.num_points for it in kept} | {it.key: it.num_points for it in found}
     pools = dict(_find_pools(found, DonorLibrary(sizes, find, request.seed), progress))
     for series in found:
-        content_hash = hash_transfer(series, pools[series.key], config, request.seed)
-        heads[series.key] = series.head(content_hash)
+        own = hash_transfer(series, pools[series.key], config, request.seed)
+        heads[series.key] = series.head(own)
     heads = dict(sorted(heads.items()))
     single = [head.key for head in own_heads(tuple(heads.values()))]
-    at_once = {*single, *(key for key, pool in pools.items() if pool is not None)}
-    waiting: list[tuple[Series, DonorPool | None]] = []
-    num_reused = 0
+    at_once = _find_at_once(heads, pools)
+    waiting, num_reused = list[tuple[Series, DonorPool | None]](), 0
     for series in found:
         content_hash = heads[series.key].content_hash
         if series.key not in at_once:
@@ -167,11 +170,25 @@ def train_models(
     after = StoredSeries(heads, packed)
     progress.update(_READ_RATIO + _SERIES_RATIO, "learning typical efficiencies")
     transfers = train_transfers(map(find, single), config, request.seed, executor)
+    reported = [key for key in single if key in at_once and key in points]
     return Trained(
         models=ModelSet(series=after, transfers=transfers),
+        trained=tuple(head for key, head in heads.items() if key in at_once),
         num_reused=num_reused,
-        reports=merge_reports(after.read_report(key) for key in single if key in points),
+        reports=merge_reports(map(after.read_report, reported)),
     )
+
+
+def _find_at_once(
+    heads: Mapping[SeriesKey, SeriesHead], pools: Mapping[SeriesKey, DonorPool | None]
+) -> AbstractSet[SeriesKey]:
+    """Return the series that do not wait for a question.
+
+    Those wait that unite software or pick a kernel, and so repeat others, or are of a version of
+    which there is a newer one, unless other devices teach them.
+    """
+    newest = (head.key for head in newest_heads(tuple(heads.values())))
+    return {*newest, *(key for key, pool in pools.items() if pool is not None)}
 
 
 def _find_pools(
