@@ -83,6 +83,13 @@ _PARTS: Mapping[str, Mapping[str, int]] = {
     "mamba": {"channels": 8192, "step_rank": 256, "norm": 2},
     "mamba2": {"num_heads": 128, "head_dim": 64, "state_dim": 128, "num_groups": 8},
     "mlp": {"intermediate": 16384, "is_gated": 0},
+    "relative_attention": {
+        **_GROUPED,
+        "hidden": 4096,
+        "distance_dim": 16,
+        "max_distance": 1024,
+    },
+    "shared_block": {**_GROUPED, "head_dim": 64, "intermediate": 16384, "adapter_rank": 128},
     "short_conv": {"channels": 4096, "conv_kernel": 3},
     "sparse_latent": {**_LATENT, **_INDEX},
 }
@@ -200,10 +207,11 @@ def test_every_call_has_the_dimensions_of_its_operator(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(_PARTS))
 def test_ranks_sum_up_what_they_split(name: str) -> None:
-    """Every half of a layer ends in one sum over the ranks, modules included; Mamba has two."""
+    """Every half of a layer ends in one sum over the ranks; Mamba and shared blocks have two."""
     nodes = _lower(_model(name, pattern=f"3*{name}"), tp=8)
     sums = [node for node in nodes if node.operator == "all_reduce" and node.layers]
-    assert [(0, 1, 2)] * (1 + (name == "mamba")) == [tuple(node.layers) for node in sums]
+    twice = name in ("mamba", "shared_block")
+    assert [(0, 1, 2)] * (1 + twice) == [tuple(node.layers) for node in sums]
 
 
 @pytest.mark.parametrize("name", sorted(_PARTS))

@@ -23,27 +23,6 @@ from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.layer import LayerPart
 
 
-def _sparse_latent(reader: ConfigReader) -> Fields:
-    """Read DeepSeek V3.2 and GLM-5."""
-    num_layers = reader.integer("num_hidden_layers")
-    part = LayerPart(kind="sparse_latent", dims={**latent_dims(reader), **index_dims(reader)})
-    types = reader.names("indexer_types", num_layers, ("full", "shared")) or ["full"] * num_layers
-    # What `indexer_types` spells out; layers of a type of their own there are none.
-    reader.ignore("index_topk_freq", "index_skip_topk_offset", "index_share_for_mtp_iteration")
-    reader.require("mlp_bias", default=False, allowed=False)
-    kinds = ("full_attention", "deepseek_sparse_attention", "indexed_attention")
-    reader.names("layer_types", num_layers, kinds)
-    dense = mlp_of(reader.integer("intermediate_size"))
-    experts = read_experts(reader, shared_intermediate=shared_width(reader))
-    mixers = [part if kind == "full" else part.changed(has_indexer=0) for kind in types]
-    halves = dense_first(reader, dense, experts)
-    return {
-        **read_trunk(reader),
-        **compose(list(zip(mixers, halves, strict=True))),
-        "extras": prediction_heads(reader, "num_nextn_predict_layers"),
-    }
-
-
 def _latent(reader: ConfigReader) -> Fields:
     """Read what has latent attention as DeepSeek V3, and dense layers in places of their own."""
     part = LayerPart(kind="latent", dims=latent_dims(reader))
@@ -361,11 +340,9 @@ LAYERED: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "axk1": _latent,
     "dbrx": _dbrx,
     "deepseek_ref": _deepseek_v4,
-    "deepseek_v32": _sparse_latent,
     "deepseek_v4": _deepseek_v4,
     "gemma4_text": _gemma4,
     "glm4_moe_lite": _latent,
-    "glm_moe_dsa": _sparse_latent,
     "laguna": _laguna,
     "llama4_text": _llama4,
     "longcat_flash": _longcat,

@@ -7,11 +7,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from foretoken.domain.models.hf_decoders import DECODERS, read_qwen3, read_qwen3_moe
+from foretoken.domain.models.hf_gemma3n import read_gemma3n
 from foretoken.domain.models.hf_grouped import GROUPED
+from foretoken.domain.models.hf_inkling import read_inkling
 from foretoken.domain.models.hf_layers import LAYERED
 from foretoken.domain.models.hf_parts import Fields
 from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.hf_recurrent import RECURRENT
+from foretoken.domain.models.hf_sparse import SPARSE
+from foretoken.domain.models.hf_zamba import ZAMBA
 from foretoken.domain.models.layer import LayerPart
 
 # Every type of model of text alone.
@@ -20,6 +24,10 @@ TEXT_MODELS: Mapping[str, Callable[[ConfigReader], Fields]] = {
     **GROUPED,
     **LAYERED,
     **RECURRENT,
+    **SPARSE,
+    **ZAMBA,
+    "gemma3n_text": read_gemma3n,
+    "inkling_text": read_inkling,
 }
 # What these files call a text model that others have too.
 _TEXT = {

@@ -21,6 +21,7 @@ _WORDS = {
     "lightning": "lightning",
     "mamba": "mamba",
     "mamba2": "mamba",
+    "shared_block": "shared",
     "short_conv": "conv",
     "mlp": "mlp",
     "experts": "experts",
@@ -45,7 +46,7 @@ def compose(halves: Sequence[Halves]) -> Fields:
 
 
 def _word(part: LayerPart) -> str:
-    if part.kind == "attention":
+    if part.kind in ("attention", "relative_attention"):
         reach = "window" if part["window"] else "chunk" if part["chunk"] else "full"
         return f"shared-{reach}" if part["has_shared_kv"] else reach
     if part.kind == "compressed":

@@ -8,14 +8,12 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.kind import Dims, KindDim, KindSpec, Place, Weights
 from foretoken.domain.models.layer import LayerPart
 
-# What is learned of how far each of the three mixtures goes.
-_SCALES = 3
-
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     streams = d["num_streams"]
-    mixed = (2 + streams) * streams
-    half = mixed * (streams * model.hidden + 1) + _SCALES
+    # Into a half, out of it, and among each other where they mix; how far each mixture goes.
+    mixed = (2 + (streams if d["num_sinkhorn"] else 0)) * streams
+    half = mixed * (streams * model.hidden + 1) + (3 if d["num_sinkhorn"] else 2)
     head = streams * (streams * model.hidden + 1) + 1
     yield Weights(total=2 * model.num_layers * half + head)
 
@@ -29,7 +27,7 @@ def _around(
         "num_streams": part["num_streams"],
         "hidden": builder.model.hidden,
     }
-    before = {**dims, "sinkhorn_steps": part["num_sinkhorn"]}
+    before = {**dims, "sinkhorn_steps": max(part["num_sinkhorn"], 1)}
     yield builder.layer("mhc_pre", "mhc_pre", before)
     yield from half
     yield builder.layer("mhc_post", "mhc_post", dims)
@@ -39,12 +37,14 @@ KIND = KindSpec(
     name="hyper_connections",
     place=Place.MODEL,
     summary="several streams of the residual, mixed before and after each half of a layer (mHC)",
-    source="Xie et al., mHC, 2025; DeepSeek-V4's modelling file in transformers 5",
+    source="Xie et al., mHC, 2025; DeepSeek-V4's modelling file in transformers 5; Hy 4's (streams"
+    " that do not mix)",
     dims=(
         KindDim("num_streams", "streams of the residual", minimum=2),
-        KindDim("num_sinkhorn", "steps that balance the mixture", 20, minimum=1),
+        KindDim("num_sinkhorn", "steps that balance the mixture; 0: streams do not mix", 20),
     ),
     weights=_weights,
     around=_around,
+    approximated="streams that do not mix take the time of some that do, with one step",
     untrained="how its mixing keeps several streams for a backward pass is not known here",
 )

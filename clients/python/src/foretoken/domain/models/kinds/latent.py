@@ -6,7 +6,7 @@ Source: DeepSeek-V2, section 2.1 and appendix C, 2024; vLLM, `model_executor/lay
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from foretoken.domain.lowering.batch_dims import dims_of, parts_of
 from foretoken.domain.lowering.graph import OperatorNode, Partition
@@ -32,6 +32,23 @@ LATENT_MATRICES = {
     )
 }
 
+# Of `has_gate`: a product of queries and gates from the compressed query before and after its norm.
+_QUERY_GATE = 2
+
+
+def _query_gate_width(d: Dims) -> int:
+    """Return the width of what that product has more than one of queries, with a rank of one."""
+    return d["num_heads"] * (d["qk_nope_head_dim"] + d["qk_rope_head_dim"] + 2 * d["v_head_dim"])
+
+
+def latent_check(d: Dims) -> Mapping[str, tuple[bool, str]]:
+    """Return what gates latent attention can have."""
+    is_of_queries = d["has_gate"] == _QUERY_GATE
+    return {
+        "has_gate": (d["has_gate"] <= _QUERY_GATE, "must be 0, 1 or 2"),
+        "q_lora_rank": (not is_of_queries or d["q_lora_rank"] > 0, "required by a gate of queries"),
+    }
+
 
 def latent_weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     """Yield the weights of latent attention."""
@@ -40,8 +57,11 @@ def latent_weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     queries = rank * (model.hidden + q_width) if rank else model.hidden * q_width
     kv_width = d["num_heads"] * (d["qk_nope_head_dim"] + d["v_head_dim"])
     keys = model.hidden * (d["kv_lora_rank"] + d["qk_rope_head_dim"]) + d["kv_lora_rank"] * kv_width
-    out = (1 + d["has_gate"]) * d["num_heads"] * d["v_head_dim"] * model.hidden
-    yield Weights(total=queries + keys + out, part="latent")
+    out = d["num_heads"] * d["v_head_dim"] * model.hidden
+    gate = (model.hidden if d["has_gate"] else 0) * d["num_heads"] * d["v_head_dim"]
+    if d["has_gate"] == _QUERY_GATE:
+        gate = rank * _query_gate_width(d)
+    yield Weights(total=queries + keys + out + gate, part="latent")
     yield Weights(total=rank + d["kv_lora_rank"])
 
 
@@ -73,6 +93,8 @@ def latent_gate(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode]:
     if mla["has_gate"]:
         dims = {"m": builder.shape.num_tokens, "n": mla["num_heads"] * mla["v_head_dim"]}
         dims["k"] = builder.model.hidden
+        if mla["has_gate"] == _QUERY_GATE:
+            dims |= {"n": _query_gate_width(mla.dims), "k": mla["q_lora_rank"]}
         yield from latent_projection(builder, "attn_gate_proj", dims, Partition.COLUMN)
 
 
@@ -228,6 +250,7 @@ KIND = KindSpec(
     lower=_lower,
     rotary_dim=lambda d: d["has_rope"] * d["qk_rope_head_dim"],
     split_heads=("num_heads",),
+    check=latent_check,
     approximated="the served gate of the output is multiplied in no time of its own",
     backward="as attention with a key 1.5 times as wide as a value, and two products for each of"
     " the projections",

@@ -15,7 +15,8 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     yield Weights(total=d["has_bias"] * (up_width + model.hidden))
 
 
-def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+def lower_mlp(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
+    """Yield the products of the layers and the activation between them."""
     part, tokens, hidden = next(iter(parts)), builder.shape.num_tokens, builder.model.hidden
     if builder.options.training is not None:
         yield from lower_training_mlp(builder, part)
@@ -41,7 +42,7 @@ KIND = KindSpec(
         KindDim("has_bias", "1: projections have a bias", 0),
     ),
     weights=_weights,
-    lower=_lower,
+    lower=lower_mlp,
     backward="two products for each: the gradients of input and weight",
     matrices={"mlp": ("mlp.up_proj", "mlp.down_proj")},
 )

@@ -9,6 +9,7 @@ from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.latent import (
     LATENT_MATRICES,
+    latent_check,
     latent_gate,
     latent_inputs,
     latent_output,
@@ -57,6 +58,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     if builder.options.training is not None:
         yield from _train(builder, part, builder.options.training.sequence_length)
         return
+    yield from latent_gate(builder, part)
     widths = {
         **module_widths(builder, part),
         "index_num_heads": part["has_indexer"] * part["index_heads"],
@@ -110,8 +112,10 @@ KIND = KindSpec(
     lower=_lower,
     rotary_dim=lambda d: d["has_rope"] * d["qk_rope_head_dim"],
     split_heads=("num_heads",),
+    check=latent_check,
     approximated="trained attention to chosen tokens takes the time of a window of as many;"
-    " choosing them takes none",
+    " choosing them takes none;"
+    " the served gate of the output is multiplied in no time of its own",
     backward="as attention in a window, with one key and value for all heads; the indexer's scores"
     " as attention: DeepSeek-V3.2, section 2.1.1",
     whole_sequences="an indexer may choose tokens of any rank",

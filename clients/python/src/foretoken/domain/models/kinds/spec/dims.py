@@ -15,7 +15,12 @@ LATENT = (
     KindDim("qk_rope_head_dim", "features of a head with rotary position", minimum=1),
     KindDim("v_head_dim", "features of a value head", minimum=1),
     KindDim("has_rope", "1: the positional part turns; 0: it does not", 1),
-    KindDim("has_gate", "1: the output has a gate of its own projection", 0),
+    KindDim(
+        "has_gate",
+        "gate of the output; 1: of its own projection, 2: of the queries', from both sides of"
+        " their norm",
+        0,
+    ),
 )
 INDEXER = (
     KindDim("index_heads", "heads of the indexer", minimum=1),

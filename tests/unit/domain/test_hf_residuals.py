@@ -1,0 +1,115 @@
+"""Models whose layers share weights, or have more around them than a residual."""
+
+from typing import Any
+
+import pytest
+
+from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.lowering.graph import BatchShape, DecodeShape
+from foretoken.domain.lowering.lower import lower_forward
+from foretoken.domain.lowering.options import LoweringOptions
+from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.hf_config import architecture_of_hf_config
+from foretoken.domain.models.parameters import count_parameters
+from foretoken.domain.models.stack import stack_of, state_of
+
+_TRUNK = {"hidden_size": 256, "vocab_size": 1024, "max_position_embeddings": 2048}
+_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}
+_LATENT = {
+    "num_attention_heads": 8,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 48,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "index_n_heads": 4,
+    "index_head_dim": 32,
+    "index_topk": 512,
+}
+_EXPERTS = {
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 4,
+}
+_HYBRID = {"layers_block_type": [*["mamba"] * 2, "hybrid", "mamba", "hybrid", "mamba", "hybrid"]}
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "axk2": {**_TRUNK, **_LATENT, **_EXPERTS, "num_hidden_layers": 4, "gated_norm_rank": 8},
+    "hy_v4": {**_TRUNK, **_LATENT, **_EXPERTS, "num_hidden_layers": 6, "hc_mult": 4},
+    "zamba": {**_TRUNK, **_HYBRID, "num_hidden_layers": 7, "num_attention_heads": 8}
+    | {"intermediate_size": 1024, "n_mamba_heads": 2, "mamba_dt_rank": "auto"},
+    "zamba2": {**_TRUNK, **_HYBRID, "num_hidden_layers": 7, "num_attention_heads": 8}
+    | {"n_mamba_heads": 8, "num_mem_blocks": 2, "use_shared_attention_adapter": True}
+    | {"adapter_rank": 16},
+    "gemma3n_text": {**_TRUNK, **_HEADS, "num_hidden_layers": 10, "num_kv_shared_layers": 4}
+    | {"intermediate_size": [512] * 10, "laurel_rank": 8, "vocab_size_per_layer_input": 1000}
+    | {"hidden_size_per_layer_input": 32, "activation_sparsity_pattern": [0.95] * 10},
+    "inkling_text": {**_TRUNK, **_HEADS, **_EXPERTS, "num_hidden_layers": 6, "d_rel": 16}
+    | {"swa_num_attention_heads": 8, "swa_num_key_value_heads": 4, "swa_head_dim": 32},
+}
+
+
+def _read(model_type: str, **changed: Any) -> ModelArchitecture:
+    content = {"model_type": model_type, **_CONFIGS[model_type], **changed}
+    return architecture_of_hf_config(content, model_type)
+
+
+# Weights that no operator has: small ones, and those of a router that each of two runs of it has.
+_MAX_ERROR = {"alternating_updates": 0.01, "hyper_connections": 0.04}
+
+
+@pytest.mark.parametrize("model_type", _CONFIGS)
+def test_operators_have_the_weights_that_are_counted(model_type: str) -> None:
+    model = _read(model_type)
+    decode = DecodeShape(num_seqs=4, kv_tokens=4 * 512, kv_tokens_max=512)
+    shape = BatchShape(num_tokens=4, num_output_rows=4, decode=decode)
+    nodes = lower_forward(model, shape, LoweringOptions(dtype=DType.BF16))
+    allowed = max((_MAX_ERROR.get(part.kind, 0.0) for part in model.extras), default=0.0) or 0.01
+    held = float(sum(node.num_weights for node in nodes))
+    assert pytest.approx(count_parameters(model).total, rel=allowed) == held
+
+
+def test_blocks_of_zamba_are_counted_once_and_keep_tokens_everywhere() -> None:
+    model = _read("zamba2")
+    blocks = [part for part in stack_of(model).mixers if part.kind == "shared_block"]
+    assert [1, 0] == [part["has_own_weights"] for part in blocks]
+    layers = [stack_of(model).mixers[part] for part in blocks]
+    # Two blocks in turn: the third layer that has one shares the first's.
+    assert [2, 1] == [len(held) for held in layers]
+    assert [2 * 256 * 2] * 2 == [state_of(part).token_elements for part in blocks]
+    fewer = count_parameters(_read("zamba2", num_mem_blocks=1)).total
+    block = blocks[0]
+    width = block["num_heads"] * block["head_dim"]
+    shared = 512 * 3 * width + width * 256 + 3 * 256 * block["intermediate"] + 512
+    assert shared == count_parameters(model).total - fewer
+
+
+def test_the_gate_of_a_x_k2_is_of_the_query_before_and_after_its_norm() -> None:
+    plain = _read("axk2").extras
+    assert [{"num_dense": 1, "rank": 8}] == [dict(part.dims) for part in plain]
+    mixer = next(iter(stack_of(_read("axk2")).mixers))
+    assert 2 == mixer["has_gate"]
+    with pytest.raises(InvalidRequestError, match="only the first layers can be dense"):
+        _read("axk2", mlp_layer_types=["sparse", "dense", "sparse", "sparse"])
+
+
+def test_layers_of_hy_4_share_the_picks_of_every_fourth() -> None:
+    parts = stack_of(_read("hy_v4")).mixers
+    found = {part["has_indexer"]: layers for part, layers in parts.items()}
+    assert {1: (0, 1, 5), 0: (2, 3, 4)} == found
+
+
+def test_the_last_layers_of_gemma_3n_keep_nothing_of_a_token() -> None:
+    parts = stack_of(_read("gemma3n_text")).mixers
+    kept = {layer: bool(part["has_shared_kv"]) for part, held in parts.items() for layer in held}
+    assert [False] * 6 + [True] * 4 == [kept[layer] for layer in range(10)]
+
+
+def test_inkling_keeps_tokens_a_window_and_the_inputs_of_its_convolutions() -> None:
+    full, windowed = sorted(stack_of(_read("inkling_text")).mixers, key=lambda part: part["window"])
+    assert (2 * 2 * 32, 0) == (state_of(full).token_elements, state_of(full).window_elements)
+    assert 2 * 4 * 32 == state_of(windowed).window_elements
+    # Keys, values and both outputs, of the last three tokens in 16 bits.
+    assert 2 * (4 * 32 + 256) * 3 * 2 == state_of(windowed).request_bytes
