@@ -28,7 +28,7 @@ _UNSAID = {
         *(_NOWHERE | _PROMPTS),
     },
     "sglang": {
-        *("num_loras", "prefill_interval", "decode_context_parallel"),
+        *("num_loras", "prefill_interval"),
         *(_NOWHERE | _PROMPTS),
     },
     "trtllm": {

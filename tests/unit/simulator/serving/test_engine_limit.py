@@ -93,6 +93,14 @@ def test_what_an_engine_lacks_names_the_key_to_change(
         check_engines(replace(scenario, engine=engine))
 
 
+def test_contexts_that_ranks_split_lie_in_no_store_of_sglang() -> None:
+    scenario = _scenario("sglang-0.5.20", ParallelLayout(tp=8), rules=_DCP)
+    check_engines(replace(scenario, engine=scenario.engine.with_tiers("host:64e9:25e9")))
+    shared = replace(scenario, engine=scenario.engine.with_tiers("store:64e9:25e9:shared"))
+    with pytest.raises(InvalidRequestError, match="the store has no pieces of contexts"):
+        check_engines(shared)
+
+
 @pytest.mark.parametrize(
     ("profile", "layout", "changes"),
     [
@@ -104,6 +112,7 @@ def test_what_an_engine_lacks_names_the_key_to_change(
         ("trtllm-1.0", {"pp": 2}, {"kv_dtype": DType.INT8, "cluster": _POOLS}),
         ("vllm-0.20", _SPREAD, {"rules": _DEEPEP | _EPLB | _HALVES}),
         ("sglang-0.5", _SPREAD, {"rules": _DEEPEP | _EPLB}),
+        ("sglang-0.5.20", {"tp": 8}, {"rules": _DCP}),
     ],
 )
 def test_what_an_engine_has_is_not_refused(

@@ -64,8 +64,9 @@ _WINDOW_TOKENS_RATIO = 0.8
 _FEWEST_HALVES = 2
 # Adapters in a batch where the option is left out. Source: the option's own help.
 _MAX_LORAS = 8
-# The newest of the releases that the profile was read from.
-_IMAGE = "lmsysorg/sglang:v0.5.9"
+# The newest of the releases that profiles were read from; before it that of 0.5.
+_NEWEST, _IMAGE = "0.5.20", "lmsysorg/sglang:v{}"
+_READ_FROM = {"0.5": "0.5.9"}
 
 
 def _read_ranks(options: Options) -> Fields:
@@ -197,7 +198,7 @@ class SglangEngine(ServingEngine):
 
     name = "sglang"
     label = "SGLang"
-    profile = "sglang-0.5"
+    profile = f"sglang-{_NEWEST}"
     encodes_apart = True
     options = OptionMap(
         links=(
@@ -209,6 +210,12 @@ class SglangEngine(ServingEngine):
                 write=lambda it: {"tp-size": _count_ranks(it)},
                 read=_read_ranks,
                 aliases={"tp": "tp-size", "tensor-parallel-size": "tp-size"},
+            ),
+            value(
+                "decode_context_parallel",
+                "dcp-size",
+                default=1,
+                aliases=("decode-context-parallel-size",),
             ),
             value("pp", "pp-size", default=1, aliases=("pp", "pipeline-parallel-size")),
             value("dp", "dp-size", default=1, aliases=("dp", "data-parallel-size")),
@@ -309,7 +316,7 @@ class SglangEngine(ServingEngine):
         command=("python3", "-m", "sglang_router.launch_router"),
         disaggregates="pd-disaggregation",
         policies=_POLICIES,
-        image=_IMAGE,
+        image=_IMAGE.format(_NEWEST),
         prefill_words=(str(_BOOTSTRAP_PORT),),
     )
 
@@ -332,9 +339,11 @@ class SglangEngine(ServingEngine):
             remarks=remarks,
         )
 
-    def image(self, _: LaunchPool) -> str:
-        """Return the image of the newest release that the profile was read from."""
-        return _IMAGE
+    def image(self, pool: LaunchPool) -> str:
+        """Return the image of the newest release that the pool's profile was read from."""
+        engine, _, version = pool.scenario.resolve_engine().software.rpartition(" ")
+        release = version if engine == self.name else _NEWEST
+        return _IMAGE.format(_READ_FROM.get(release, release))
 
     def read(
         self, command: str, _: Mapping[str, str] | None = None
