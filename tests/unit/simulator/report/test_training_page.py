@@ -73,12 +73,12 @@ def test_a_page_names_memory_with_its_limit_and_margin(
     assert without_scripts(page).count('"value":"device: 80 GiB"') == 2
     table = sections["Memory"].table
     assert table is not None
-    row = dict(zip(table.headers, table.rows[1], strict=True))
+    row = dict(zip([column.title for column in table.columns], table.rows[1], strict=True))
     names = ("stage", "allocated (GiB)", "reserved (GiB)", "margin (GiB)", "largest part")
     assert [row[name] for name in names] == ["1", "24.00", "30.00", "50.00", "activations"]
     parts = sections["Memory by part"].table
     assert parts is not None
-    assert list(parts.headers) == ["stage", *OF_MEMORY]
+    assert [column.title for column in parts.columns] == ["stage", *OF_MEMORY]
     assert parts.rows[0] == ["0", "2.00", "4.00", "12.00", "9.00", "1.00"]
 
 
@@ -93,7 +93,9 @@ def test_a_stage_that_does_not_fit_stands_out() -> None:
 def test_components_have_a_column_for_each_stage(sections: Mapping[str, Section]) -> None:
     table = sections["Components"].table
     assert table is not None
-    assert ["component", "per step", "stage 0 (ms)", "stage 1 (ms)"] == list(table.headers)
+    assert ["component", "per step", "stage 0 (ms)", "stage 1 (ms)"] == [
+        column.title for column in table.columns
+    ]
     assert ["encoder_fwd", "12", "1.5", "1.5"] == table.rows[0]
 
 

@@ -8,8 +8,6 @@ from training_search_reports import build_training_search
 
 from foretoken.domain.requests.training_search import StrategySensitivity
 from foretoken.simulator.report.training_search_rows import (
-    describe_best_then,
-    describe_change,
     describe_same,
     describe_ties,
     find_best,
@@ -18,6 +16,7 @@ from foretoken.simulator.report.training_search_rows import (
     other_ties,
     report_rows,
 )
+from foretoken.simulator.report.what_if import describe_best_then, describe_change
 
 
 def test_nothing_is_said_without_ties() -> None:

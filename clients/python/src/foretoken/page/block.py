@@ -5,9 +5,11 @@ Numbers stay numbers in the unit of their column; how they are written follows f
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, Self
 
 from foretoken.domain.metrics.metric import SHARE, Better, Metric, is_said, title_of
@@ -81,7 +83,8 @@ class Column:
     """A column of a table: of numbers in a unit, or of words.
 
     `name` is its key in JSON and in charts: letters, digits and underscores, of the title where
-    none is given.
+    none is given. A record has its cell by that name, or by what `read` returns of it; a plain
+    value is its own cell.
     """
 
     title: str
@@ -90,6 +93,7 @@ class Column:
     better: Better = ""
     is_text: bool = False
     definition: str = ""
+    read: "Callable[[Any], Scalar | Cell] | None" = None
 
     def __post_init__(self) -> None:
         """Give it a name."""
@@ -97,20 +101,39 @@ class Column:
         object.__setattr__(self, "name", name or "name")
 
     @classmethod
-    def of(cls, metric: Metric, label: str = "") -> Self:
-        """Return the column of a metric."""
+    def of(cls, metric: Metric | str, label: str = "") -> Self:
+        """Return the column of a metric, by its name or as pages write it."""
+        metric = METRICS[metric] if isinstance(metric, str) else metric
         return cls(
             title=title_of(label or metric.label, metric.unit),
             name=metric.name,
             unit=metric.unit,
             better=metric.better,
             definition=metric.definition,
+            read=metric.value,
         )
 
     @classmethod
-    def words(cls, title: str, name: str = "") -> Self:
+    def words(
+        cls, title: str, name: str = "", read: "Callable[[Any], Scalar | Cell] | None" = None
+    ) -> Self:
         """Return a column of words."""
-        return cls(title=title, name=name, is_text=True)
+        return cls(title=title, name=name, is_text=True, read=read)
+
+    def cell(self, record: Any) -> "Scalar | Cell":
+        """Return what a record has in this column."""
+        if self.read:
+            return self.read(record)
+        if isinstance(record, str | int | float):
+            return record
+        cell: Scalar | Cell
+        cell = record[self.name] if isinstance(record, Mapping) else getattr(record, self.name)
+        return cell
+
+    def part(self, part: int | str) -> Self:
+        """Return the column of records that have those of this one at a place, or by a name."""
+        of = attrgetter(part) if isinstance(part, str) else itemgetter(part)
+        return replace(self, read=lambda record: self.cell(of(record)))
 
     def text(self, cell: "Scalar | Cell") -> str:
         """Return a cell as pages write it."""
@@ -136,6 +159,29 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Scalar | Cell]]
     caption: str = ""
+
+    @classmethod
+    def of(cls, records: Iterable[Any], *columns: Column) -> Self:
+        """Return a row for every record, of what it has in each column."""
+        rows = [tuple(column.cell(record) for column in columns) for record in records]
+        return cls(columns=columns, rows=rows)
+
+    @classmethod
+    def listed(
+        cls,
+        headers: Sequence[str],
+        rows: Iterable[Sequence[Scalar | Cell]],
+        text_columns: Collection[int] = (),
+    ) -> Self:
+        """Return rows under headings; the first column, and those of these places, are of words."""
+        seen: Counter[str] = Counter()
+        columns = []
+        for place, title in enumerate(headers):
+            column = Column(title=title, is_text=place == 0 or place in text_columns)
+            seen[column.name] += 1
+            again = f"_{seen[column.name]}" if seen[column.name] > 1 else ""
+            columns.append(replace(column, name=f"{column.name}{again}"))
+        return cls(columns=columns, rows=list(rows))
 
     def column(self, name: str) -> Column:
         """Return a column by its name."""

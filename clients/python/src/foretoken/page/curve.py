@@ -103,11 +103,3 @@ def draw_intervals(
     rows = [(name, value, low, high) for name, (low, value, high) in values.items()]
     table = Table(columns=columns, rows=rows)
     return replace(plot, table=table, x=unit.name, y="row").bars(bounds=("low", "high"))
-
-
-def draw_changes(title: str, ratios: Mapping[str, float]) -> Chart:
-    """Return how far a quantity is from what it is today, a bar for each change."""
-    columns = [Column.words("change"), Column(title="against today", name="by", unit=SHARE)]
-    table = Table(columns=columns, rows=[(name, ratio - 1) for name, ratio in ratios.items()])
-    caption = "What moves the answer is what limits it."
-    return Plot(title=title, table=table, x="by", y="change", caption=caption).bars()

@@ -94,10 +94,11 @@ def render_page(result: ResultMethods) -> str:
         from foretoken.predictor.report.page import render_page as render_training
 
         return render_training(result)
+    from foretoken.page.block import Table
     from foretoken.page.html import render_sections
-    from foretoken.page.section import DataTable, Section
+    from foretoken.page.section import Section
 
-    table = DataTable(headers=("figure", "value"), rows=_list_figures(result))
+    table = Table.listed(headers=("figure", "value"), rows=_list_figures(result))
     sections = [Section(title="Figures", table=table)]
     return render_sections(type(result).__name__, describe(result), sections)
 

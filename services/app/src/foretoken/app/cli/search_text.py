@@ -25,6 +25,7 @@ from foretoken.simulator.report.search_candidates import (
     qualified_rows,
     steady_figures,
 )
+from foretoken.simulator.report.what_if import describe_best_then, describe_change
 
 _THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
 _LATENCIES = ("ttft_ms", "tpot_ms")
@@ -115,9 +116,9 @@ def _sensitivities(sensitivities: Sequence[Sensitivity]) -> Table:
         sensitivities,
         {
             "what if": "change",
-            "change": lambda item: f"{item.throughput_ratio - 1:+.1%}",
+            "change": describe_change,
             **{METRICS[name].title: METRICS[name].cell for name in (_THROUGHPUT, *_LATENCIES)},
-            "best then": lambda item: "the same" if item.is_same_best else item.best,
+            "best then": describe_best_then,
         },
     )
 

@@ -18,9 +18,7 @@ from foretoken.simulator.report.training_search_rows import (
     best_by_objective,
     best_of_layouts,
     closed_form_error,
-    describe_best_then,
     describe_bounds,
-    describe_change,
     describe_same,
     describe_ties,
     describe_verdict,
@@ -30,6 +28,7 @@ from foretoken.simulator.report.training_search_rows import (
     report_rows,
     strategies_per_s,
 )
+from foretoken.simulator.report.what_if import describe_best_then, describe_change
 
 _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
 _RATIOS = ("mfu_ratio", "bubble_ratio")

@@ -351,14 +351,14 @@ def stack_sections(sections: Sequence[Section]) -> Table:
         parts += ["", *texts] if texts else []
         if section.table is None:
             continue
-        headers, rows = section.table.headers, section.table.rows
-        words = section.table.text_columns
-        if len(words) + 1 < len(headers):
-            numbers = set(range(1, len(headers))) - set(words)
+        columns, rows = section.table.columns, section.table.texts()
+        numbers = {place for place, column in enumerate(columns) if not column.is_text}
+        if numbers:
+            headers = [column.title for column in columns]
             parts.append(build_table(section.title, headers, rows, numbers))
             continue
         said = {""}
-        for *_, text, advice in (map(str, row) for row in rows):
+        for *_, text, advice in rows:
             parts.append(f"- {text}" + (f"\n  -> {advice}" if advice not in said else ""))
             said.add(advice)
     return stack(*parts)

@@ -29,7 +29,7 @@ from foretoken.page.chart import (
     Plot,
 )
 from foretoken.page.html import render_sections
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.wire.arrow import dims_to_columns, open_stream
 
 _SOUND = "not flagged"
@@ -151,7 +151,7 @@ def _overview(report: QualityReport) -> Section:
 
 
 def _tests(report: QualityReport) -> Section:
-    table = DataTable(
+    table = Table.listed(
         headers=("test", "finds a row that is"),
         rows=list(_describe_tests(report).items()),
         text_columns=(1,),
@@ -188,7 +188,7 @@ def _findings(report: QualityReport) -> Section:
         )
         for finding in report.findings
     ]
-    table = DataTable(headers=headers, rows=rows, text_columns=(1, 2, 3, 4, 8, 9))
+    table = Table.listed(headers=headers, rows=rows, text_columns=(1, 2, 3, 4, 8, 9))
     return Section(title="Findings", table=table)
 
 

@@ -30,6 +30,7 @@ _OF_SPLIT = {"inside": BLUE, "gap": GREEN, "new configuration": ORANGE, "beyond"
 _P90 = 0.9
 # Errors smaller than this are the noise of measuring; a logarithmic axis needs an end.
 _LEAST_ERROR_RATIO = 1e-3
+LEFT_OUT = Column.words("points left out", "split")
 _SHARE_OF_POINTS = Column(title="share of held-out points", name="share", unit=SHARE)
 
 
@@ -69,7 +70,9 @@ def coverage_charts(
     reports: Sequence[OperatorTrainingReport], pooled: Sequence[SplitScore]
 ) -> list[Chart]:
     """Return how often the truth was in the interval: all together, and of every operator."""
-    coverage = Column(title="share of truths in their 90 % interval", name="coverage", unit=SHARE)
+    name = "interval_coverage_ratio"
+    coverage = Column(title="share of truths in their 90 % interval", name=name, unit=SHARE)
+    points = Column(title="points", name="num_held_out")
     nominal = [Rule("x", NOMINAL_COVERAGE_RATIO, "90 %")]
     together = Plot(
         title="Coverage",
@@ -80,22 +83,11 @@ def coverage_charts(
     for total in pooled:
         low, high = coverage_by_chance(total.num_held_out)
         values[total.split] = (low, total.interval_coverage_ratio, high)
-    columns = [
-        Column.words("operator", "name"),
-        Column.words("points left out", "split"),
-        coverage,
-        Column(title="points", name="points"),
-    ]
-    rows = [
-        (name_of(report), score.split, score.interval_coverage_ratio, score.num_held_out)
-        for report in reports
-        for score in report.splits
-    ]
     each = Plot(
         title="Coverage by operator",
-        table=Table(columns=columns, rows=rows),
-        x="coverage",
-        y="points",
+        table=_by_split(reports, coverage, points),
+        x=coverage.name,
+        y=points.name,
         by="split",
         colors=_OF_SPLIT,
         caption="A point per operator, device and kind of point: few points stray by chance.",
@@ -105,22 +97,20 @@ def coverage_charts(
     return [draw_intervals(together, values, coverage), each.scatter()]
 
 
+def _by_split(reports: Sequence[OperatorTrainingReport], *columns: Column) -> Table:
+    """Return a row for every operator and kind of point."""
+    scores = [(report, score) for report in reports for score in report.splits]
+    operator = Column.words("operator", "name", name_of).part(0)
+    return Table.of(scores, operator, *(column.part(1) for column in (LEFT_OUT, *columns)))
+
+
 def operators_chart(reports: Sequence[OperatorTrainingReport], caption: str) -> Chart:
     """Return the mean error of every split, a row per operator, in the order given."""
-    columns = [
-        Column.words("operator", "name"),
-        Column.words("points left out", "split"),
-        Column(title="mean error (MAPE)", name="mape_ratio", unit=SHARE),
-    ]
-    rows = [
-        (name_of(report), score.split, score.mape_ratio)
-        for report in reports
-        for score in report.splits
-    ]
+    error = Column(title="mean error (MAPE)", name="mape_ratio", unit=SHARE)
     plot = Plot(
         title="Mean error by operator",
-        table=Table(columns=columns, rows=rows),
-        x="mape_ratio",
+        table=_by_split(reports, error),
+        x=error.name,
         y="name",
         by="split",
         colors=_OF_SPLIT,

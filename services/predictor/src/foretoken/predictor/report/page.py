@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.results.report import (
     HeldOutCase,
@@ -11,10 +12,11 @@ from foretoken.domain.results.report import (
     PredictorTrainingReport,
     SplitScore,
 )
-from foretoken.page.block import Cell, Value
+from foretoken.page.block import Cell, Column, Table, Value
 from foretoken.page.html import render_sections
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.predictor.report.charts import (
+    LEFT_OUT,
     coverage_by_chance,
     coverage_charts,
     errors_charts,
@@ -112,17 +114,11 @@ def _overview(report: PredictorTrainingReport, pooled: Sequence[SplitScore]) -> 
 
 
 def _by_split(judged: Sequence[OperatorTrainingReport], pooled: Sequence[SplitScore]) -> Section:
+    how = Column.words("how", read=lambda score: _SPLIT_MEANINGS[score.split])
     return Section(
         title="By kind of point",
         pictures=[*errors_charts(pooled), *coverage_charts(judged, pooled)],
-        table=DataTable(
-            headers=("points left out", "how", *_SCORE_HEADERS),
-            rows=[
-                (score.split, _SPLIT_MEANINGS[score.split], *_score_cells(score))
-                for score in pooled
-            ],
-            text_columns=(1,),
-        ),
+        table=Table.of(pooled, LEFT_OUT, how, *_SCORES),
     )
 
 
@@ -138,52 +134,28 @@ def _by_operator(judged: Sequence[OperatorTrainingReport]) -> Section:
 
 
 def _scores(judged: Sequence[OperatorTrainingReport]) -> Section:
-    rows = [
-        (operator.operator, operator.device, score.split, *_score_cells(score))
-        for operator in sorted(judged, key=lambda report: (report.device, report.operator))
-        for score in operator.splits
-    ]
-    headers = ("operator", "device", "points left out", *_SCORE_HEADERS)
-    table = DataTable(headers=headers, rows=rows, text_columns=range(1, 3))
+    ordered = sorted(judged, key=lambda report: (report.device, report.operator))
+    columns = (*_OF_OPERATOR, *(column.part(1) for column in (LEFT_OUT, *_SCORES)))
+    table = Table.of([(one, score) for one in ordered for score in one.splits], *columns)
     return Section(title="By operator, device and kind of point", table=table)
 
 
 def _worst(judged: Sequence[OperatorTrainingReport]) -> Section:
-    cases = [
-        (operator, case) for operator in judged for case in operator.worst[:_CASES_PER_OPERATOR]
-    ]
+    cases = [(one, case) for one in judged for case in one.worst[:_CASES_PER_OPERATOR]]
     cases.sort(key=lambda found: -_factor(found[1]))
+    columns = (*_OF_OPERATOR, *(column.part(1) for column in _CASES))
     return Section(
         title="Furthest off",
         intro=f"At most {_CASES_PER_OPERATOR} points of an operator on a device, those with the"
         " largest ratio of estimate and truth. Times are in µs; ▼ marks an interval that does not"
         " have the truth in it. The report as JSON has more.",
-        table=DataTable(
-            headers=(
-                "operator", "device", "points left out",
-                "measured", "estimate", "error", "90 % interval", "dimensions",
-            ),
-            rows=[_case_row(operator, case) for operator, case in cases[:_CASES_MAX]],
-            text_columns=(1, 2, 7),
-        ),
-    )  # fmt: skip
-
-
-_SCORE_HEADERS = ("points", "MAPE", "P90", "coverage", "by chance")
-
-
-def _score_cells(score: SplitScore) -> tuple[str | Cell, ...]:
-    low, high = coverage_by_chance(score.num_held_out)
-    return (
-        f"{score.num_held_out:,}",
-        f"{score.mape_ratio:.1%}",
-        f"{score.p90_ratio:.1%}",
-        _coverage_cell(score.interval_coverage_ratio, low, high),
-        f"{low:.1%} - {high:.1%}",
+        table=Table.of(cases[:_CASES_MAX], *columns),
     )
 
 
-def _coverage_cell(coverage: float, low: float, high: float) -> str | Cell:
+def _coverage(score: SplitScore) -> str | Cell:
+    coverage = score.interval_coverage_ratio
+    low, high = coverage_by_chance(score.num_held_out)
     if coverage < low:
         return Cell(value=f"▼ {coverage:.1%}", tone="alert")
     if coverage > high:
@@ -191,20 +163,36 @@ def _coverage_cell(coverage: float, low: float, high: float) -> str | Cell:
     return f"{coverage:.1%}"
 
 
-def _case_row(operator: OperatorTrainingReport, case: HeldOutCase) -> tuple[str | Cell, ...]:
+def _chance(score: SplitScore) -> str:
+    return "{:.1%} - {:.1%}".format(*coverage_by_chance(score.num_held_out))
+
+
+def _interval(case: HeldOutCase) -> str | Cell:
     interval = f"{format_number(case.low_us)} - {format_number(case.high_us)}"
     is_covered = case.low_us <= case.measured_us <= case.high_us
-    return (
-        operator.operator,
-        operator.device,
-        case.split,
-        format_number(case.measured_us),
-        format_number(case.estimate_us),
-        f"{case.estimate_us / case.measured_us - 1:+.0%}",
-        interval if is_covered else Cell(value=f"▼ {interval}", tone="alert"),
-        ", ".join(f"{name}\u00a0{value}" for name, value in case.dims.items()),
-    )
+    return interval if is_covered else Cell(value=f"▼ {interval}", tone="alert")
 
 
 def _factor(case: HeldOutCase) -> float:
     return max(case.estimate_us / case.measured_us, case.measured_us / case.estimate_us)
+
+
+_OF_OPERATOR = tuple(Column.words(name).part(0) for name in ("operator", "device"))
+_SCORES = (
+    Column(title="points", name="num_held_out"),
+    Column(title="MAPE", name="mape_ratio", unit=SHARE),
+    Column(title="P90", name="p90_ratio", unit=SHARE),
+    Column(title="coverage", read=_coverage),
+    Column(title="by chance", read=_chance),
+)
+_CASES = (
+    LEFT_OUT,
+    Column(title="measured", name="measured_us"),
+    Column(title="estimate", name="estimate_us"),
+    Column(title="error", read=lambda case: f"{case.estimate_us / case.measured_us - 1:+.0%}"),
+    Column(title="90 % interval", read=_interval),
+    Column.words(
+        "dimensions",
+        read=lambda case: ", ".join(f"{name}\u00a0{size}" for name, size in case.dims.items()),
+    ),
+)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CapacityProbe, CapacityReport
-from foretoken.page.block import Cell, Chart, Column, Value
+from foretoken.page.block import Cell, Chart, Column, Table, Value
 from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import draw_intervals
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.palette import describe_interval
 from foretoken.simulator.report.question import configuration_section, sentence, with_echo
 from foretoken.simulator.report.search_candidates import limits_of, missed_outcomes
@@ -139,7 +139,7 @@ def _probes(probes: Sequence[CapacityProbe]) -> Section:
     return Section(
         title="Runs",
         intro="In the order they were made. A run that was cut short could have become no better.",
-        table=DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
+        table=Table.listed(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
     )
 
 

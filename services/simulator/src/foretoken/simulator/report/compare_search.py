@@ -7,7 +7,8 @@ from typing import TypeVar
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.search import Finalist, ServingSearchReport
 from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
-from foretoken.page.section import DataTable, Section
+from foretoken.page.block import Table
+from foretoken.page.section import Section
 from foretoken.simulator.report import search_fronts, training_search_fronts
 from foretoken.simulator.report.fronts import Front, front_charts, thin_rows
 from foretoken.simulator.report.search_candidates import (
@@ -104,7 +105,7 @@ def _best(
             " the estimates cannot tell apart; a dash is what a search does not list: ruled out,"
             f" not among the best, or not in its space. {explain_names(names)}"
         ),
-        table=DataTable(
+        table=Table.listed(
             headers=headers, rows=table, text_columns=tuple(range(1, len(letters) + 1))
         ),
     )

@@ -10,7 +10,8 @@ from foretoken.domain.requests.training_run import TrainingRunReport
 from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.page.section import DataTable, Section
+from foretoken.page.block import Table
+from foretoken.page.section import Section
 from foretoken.simulator.report.capacity_sections import capacity_charts
 from foretoken.simulator.report.compare_runs import (
     ComparedRun,
@@ -54,7 +55,7 @@ def _overview(runs: Sequence[ComparedRun]) -> Section:
         title="Runs",
         warning=" ".join(list_warnings(runs)),
         intro=" ".join(list_remarks(runs)),
-        table=DataTable(headers=headers, rows=rows, text_columns=range(1, len(headers))),
+        table=Table.listed(headers=headers, rows=rows, text_columns=range(1, len(headers))),
     )
 
 
@@ -70,7 +71,7 @@ def _changes(runs: Sequence[ComparedRun]) -> Section:
             if rows
             else "Nothing."
         ),
-        table=DataTable(headers=headers, rows=rows, text_columns=range(1, len(headers)))
+        table=Table.listed(headers=headers, rows=rows, text_columns=range(1, len(headers)))
         if rows
         else None,
     )
@@ -117,7 +118,7 @@ def _figures(runs: Sequence[ComparedRun]) -> Section:
     return Section(
         title="Figures",
         intro="What differs most comes first.",
-        table=DataTable(headers=headers, rows=rows),
+        table=Table.listed(headers=headers, rows=rows),
     )
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from foretoken.domain.metrics.registry import METRICS
-from foretoken.page.block import Chart, Column, Scalar, Table
+from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import GREY, SERIES, Plot, Rule
-from foretoken.simulator.report.search_candidates import Row
+from foretoken.simulator.report.search_candidates import Row, bound_columns
 
 RULED_OUT = "ruled out"
 # More points of a kind than this make a page slow to open; the rest are left out evenly.
@@ -38,7 +37,7 @@ class Looks:
     """
 
     group: Callable[[Row], str]
-    words: Mapping[str, Callable[[Row], str]]
+    words: Sequence[Column]
     labels: Mapping[str, str]
     is_line_by_group: bool = False
 
@@ -64,46 +63,36 @@ def thin_rows(rows: Sequence[Row], names: Collection[str], most: int = _MAX_POIN
 
 def _front_chart(front: Front, rows: Sequence[Row], looks: Looks, rules: Sequence[Rule]) -> Chart:
     """Return the chart of candidates that have both metrics."""
-    x, y = METRICS[front.x], METRICS[front.y]
-    columns = [
+
+    def line(row: Row) -> str:
+        on_it = looks.group(row) if looks.is_line_by_group else "on it"
+        return on_it if row[front.column] else ""
+
+    bounds = bound_columns(front.y, front.bounds) if front.bounds else ()
+    table = Table.of(
+        rows,
         Column.words("candidate", "name"),
-        Column.words("group"),
-        Column.of(x),
-        Column.of(y),
-        *(Column.words(title) for title in looks.words),
-        Column.words("Pareto front", "front"),
-        Column.words("label"),
-    ]
-    if front.bounds:
-        columns += [
-            Column(title=f"{y.title}, {end}", name=end, unit=y.unit) for end in ("low", "high")
-        ]
-    cells = []
-    for row in rows:
-        group = looks.group(row)
-        line = (group if looks.is_line_by_group else "on it") if row[front.column] else ""
-        cell: list[Scalar] = [row["name"], group, x.value(row), y.value(row)]
-        cell += [told(row) for told in looks.words.values()]
-        cell += [line, looks.labels.get(row["name"], "")]
-        if front.bounds:
-            low, high = front.bounds(row)
-            cell += [low, high] if high > 0 else [None, None]
-        cells.append(cell)
-    groups = dict.fromkeys(str(cell[1]) for cell in cells)
+        Column.words("group", read=looks.group),
+        *(Column.of(name) for name in (front.x, front.y)),
+        *looks.words,
+        Column.words("Pareto front", "front", line),
+        Column.words("label", read=lambda row: looks.labels.get(row["name"], "")),
+        *bounds,
+    )
     plot = Plot(
         title=front.title,
-        table=Table(columns=columns, rows=cells),
-        x=columns[2].name,
-        y=columns[3].name,
+        table=table,
+        x=front.x,
+        y=front.y,
         by="group",
-        colors=group_colors(groups),
+        colors=group_colors(dict.fromkeys(map(str, table.values("group")))),
         caption=front.caption,
         rules=rules,
         is_near=front.is_near,
         height=400,
     )
-    bounds = ("low", "high") if front.bounds else None
-    return plot.scatter(front="front", intervals=bounds, label="label")
+    low_and_high = (bounds[0].name, bounds[1].name) if bounds else None
+    return plot.scatter(front="front", intervals=low_and_high, label="label")
 
 
 def group_colors(groups: Collection[str]) -> dict[str, str]:

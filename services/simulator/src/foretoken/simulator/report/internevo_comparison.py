@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.units import GIB
-from foretoken.page.section import DataTable, Section
+from foretoken.page.block import Table
+from foretoken.page.section import Section
 from foretoken.simulator.report.question import sentence
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.search.internevo.question import InternEvoTerms
@@ -70,7 +71,7 @@ def comparison_section(
     return Section(
         title=TITLE,
         intro=" ".join(remarks),
-        table=DataTable(headers=HEADERS, rows=counts),
+        table=Table.listed(headers=HEADERS, rows=counts),
     )
 
 

@@ -7,11 +7,11 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.requests.training_run import TrainingMemoryReport
 from foretoken.domain.results.training_report import StageMemory
 from foretoken.domain.units import GIB
-from foretoken.page.block import Cell, Chart, Column, Value
+from foretoken.page.block import Cell, Chart, Column, Table, Value
 from foretoken.page.chart import GREY, Plot, Rule
 from foretoken.page.curve import draw_parts
 from foretoken.page.html import render_sections
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.question import scenario_section, with_echo
 
@@ -55,7 +55,7 @@ def fullest_of(stages: Sequence[StageMemory]) -> StageMemory:
     return min(stages, key=lambda stage: stage.margin_bytes)
 
 
-def peak_table(stages: Sequence[StageMemory], *, has_advice: bool = False) -> DataTable:
+def peak_table(stages: Sequence[StageMemory], *, has_advice: bool = False) -> Table:
     """Return the peaks of stages, with when they are where it is known; advice if it is wanted."""
     has_peaks = any(stage.peak_ms for stage in stages)
     rows = [
@@ -77,7 +77,7 @@ def peak_table(stages: Sequence[StageMemory], *, has_advice: bool = False) -> Da
     headers += ["margin (GiB)", *(["peak at (ms)"] if has_peaks else []), "in flight"]
     words = ["largest part", *(["advice"] if has_advice else [])]
     texts = range(len(headers), len(headers) + len(words))
-    return DataTable(headers=[*headers, *words], rows=rows, text_columns=texts)
+    return Table.listed(headers=[*headers, *words], rows=rows, text_columns=texts)
 
 
 def parts_section(stages: Sequence[StageMemory]) -> Section:
@@ -90,7 +90,7 @@ def parts_section(stages: Sequence[StageMemory]) -> Section:
         title="Memory by part",
         intro="Of one device of every stage at its peak, in GiB. The parts add up to the allocated"
         " memory.",
-        table=DataTable(headers=("stage", *OF_MEMORY), rows=rows),
+        table=Table.listed(headers=("stage", *OF_MEMORY), rows=rows),
     )
 
 

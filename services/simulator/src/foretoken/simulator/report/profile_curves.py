@@ -12,7 +12,7 @@ from foretoken.page.chart import BLUE, ORANGE, VERMILION, Plot
 from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.html import render_sections
 from foretoken.page.picture import write_picture
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.profile_groups import CurveKey, FittedCurve, MeasuredCurve
 
 # More panels than this nobody looks at; the table has all curves.
@@ -142,7 +142,7 @@ def _section(
     )
 
 
-def _table(curves: Sequence[FittedCurve], unit: str) -> DataTable:
+def _table(curves: Sequence[FittedCurve], unit: str) -> Table:
     rows = []
     for curve in curves:
         key, measured = curve.measured.key, curve.measured
@@ -160,4 +160,4 @@ def _table(curves: Sequence[FittedCurve], unit: str) -> DataTable:
             )
         )
     headers = ("curve", "points", f"highest ({unit})", "median error", "worst error", "rests on")
-    return DataTable(headers=headers, rows=rows, text_columns=(5,))
+    return Table.listed(headers=headers, rows=rows, text_columns=(5,))

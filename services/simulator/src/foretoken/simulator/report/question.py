@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.page.section import About, DataTable, Section
+from foretoken.page.block import Table
+from foretoken.page.section import About, Section
 
 # What a page says of the configuration before the whole scenario, by its keys.
 _CONFIGURATION = (
@@ -40,7 +43,7 @@ def with_lines(sections: Sequence[Section], lines: Sequence[str]) -> list[Sectio
     rows = dict.fromkeys((name, text) for name, _, text in parts)
     if not rows:
         return list(sections)
-    table = DataTable(headers=("", "as it was understood"), rows=list(rows), text_columns={1})
+    table = Table.listed(headers=("", "as it was understood"), rows=list(rows), text_columns={1})
     section = About(title="The question, and what the answer rests on", table=table)
     return [*sections[:1], section, *sections[1:]]
 
@@ -53,7 +56,7 @@ def sentence(text: str) -> str:
 def remark_sections(remarks: Sequence[str]) -> list[Section]:
     """Return a section of what to know of a result; none where there is nothing."""
     rows = [(remark,) for remark in dict.fromkeys(remarks)]
-    table = DataTable(headers=("what to know of this result",), rows=rows, text_columns=(0,))
+    table = Table.listed(headers=("what to know of this result",), rows=rows, text_columns=(0,))
     return [Section(title="Remarks", table=table)] if rows else []
 
 
@@ -98,7 +101,7 @@ def scenario_section(scenario_json: str) -> Section:
         is_told = name in shown or value != _DEFAULTS.get(name)
         if is_told and value not in (None, "", []):
             rows.append([name.replace("_", " "), _word(value)])
-    table = DataTable(headers=["", "value"], rows=rows, text_columns=(1,)) if rows else None
+    table = Table.listed(headers=["", "value"], rows=rows, text_columns=(1,)) if rows else None
     return Section(title=whole.title, intro=whole.intro, table=table, listing=whole.listing)
 
 
@@ -111,9 +114,9 @@ def _word(value: Any) -> str:
 
 
 def request_sections(
-    request_json: str, kind: str, finalists: Sequence[str], origin: str
+    report: ServingSearchReport | TrainingSearchReport, kind: str, origin: str
 ) -> list[Section]:
-    """Return the resolved request of a search and the finalists' scenarios (as JSON), both folded.
+    """Return the resolved request of a search and the scenarios of its finalists, both folded.
 
     `kind` is what the command is called by: `serving`; `origin` says of which estimates it is.
     """
@@ -122,9 +125,10 @@ def request_sections(
             title="Request",
             intro=f"{origin}. Saved as a file and given to `foretoken search {kind} --request"
             " FILE`, it yields the same answer wherever it runs.",
-            listing=_listing(json.loads(request_json) if request_json else {}),
+            listing=_listing(json.loads(report.request_json or "{}")),
         )
     ]
+    finalists = [finalist.scenario_json for finalist in report.finalists]
     scenarios = [json.loads(scenario) for scenario in finalists if scenario]
     if scenarios:
         sections.append(

@@ -13,7 +13,7 @@ from foretoken.domain.units import GIB
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import Plot
 from foretoken.page.picture import write_picture
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 
 _Matrix = NDArray[np.float64]
 # What is smaller than this share of the largest, such as the norms that all agree on, is white.
@@ -101,7 +101,7 @@ def _title(cell: int) -> str:
     return f"What {whom} send{'s' if cell == 1 else ''} in one step"
 
 
-def _table(found: TrafficMap, num_devices: int) -> DataTable:
+def _table(found: TrafficMap, num_devices: int) -> Table:
     rows = [
         (
             axis,
@@ -116,4 +116,4 @@ def _table(found: TrafficMap, num_devices: int) -> DataTable:
         *("along", "all send (GiB)", "a device sends (GiB)", "busiest pair (GiB)"),
         "pairs that communicate",
     )
-    return DataTable(headers=headers, rows=rows)
+    return Table.listed(headers=headers, rows=rows)

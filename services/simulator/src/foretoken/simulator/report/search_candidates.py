@@ -13,7 +13,7 @@ from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limi
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.requests.search import CandidateColumns, CapacityProbe, Finalist, LimitOutcome
 from foretoken.domain.results.report import Columns
-from foretoken.page.block import Column, Scalar, Table
+from foretoken.page.block import Column
 
 Row = Mapping[str, Any]
 
@@ -68,40 +68,21 @@ def list_rows(columns: Columns, words: Collection[str]) -> list[Row]:
     return [{name: lists[name][index] for name in names} for index in range(length)]
 
 
-# A column of a table of rows, and what it has of each.
-RowColumn = tuple[Column, Callable[[Row], Scalar]]
-
-
-def word_column(title: str, name: str = "") -> RowColumn:
-    """Return the column of words of rows, which have them by `name` (empty: the title)."""
-    return Column.words(title, name), lambda row: str(row[name or title])
-
-
 # Where a row stands among all.
-PLACE: RowColumn = (Column(title="rank"), lambda row: str(row["place"]))
+PLACE = Column(title="rank", read=lambda row: str(row["place"]))
 
 
-def metric_column(name: str) -> RowColumn:
-    """Return the column of a metric of rows."""
-    return Column.of(METRICS[name]), METRICS[name].value
-
-
-def bound_columns(metric: str, bounds: Callable[[Row], tuple[float, float]]) -> list[RowColumn]:
+def bound_columns(metric: str, bounds: Callable[[Row], tuple[float, float]]) -> tuple[Column, ...]:
     """Return the columns of a metric's 90 % interval, empty where there is none."""
 
-    def bound(row: Row, place: int) -> float | None:
-        return bounds(row)[place] if bounds(row)[1] > 0 else None
+    def column(title: str, end: str, place: int) -> Column:
+        def read(row: Row) -> float | None:
+            return bounds(row)[place] if bounds(row)[1] > 0 else None
 
-    unit = METRICS[metric].unit
-    low = Column(title="from (90 %)", name=f"{metric}_low", unit=unit)
-    high = Column(title="to (90 %)", name=f"{metric}_high", unit=unit)
-    return [(low, lambda row: bound(row, 0)), (high, lambda row: bound(row, 1))]
+        unit = METRICS[metric].unit
+        return Column(title=title, name=f"{metric}_{end}", unit=unit, read=read)
 
-
-def row_table(rows: Sequence[Row], columns: Sequence[RowColumn], caption: str = "") -> Table:
-    """Return a table of rows."""
-    cells = [[value(row) for _, value in columns] for row in rows]
-    return Table(columns=[column for column, _ in columns], rows=cells, caption=caption)
+    return column("from (90 %)", "low", 0), column("to (90 %)", "high", 1)
 
 
 def qualified_rows(columns: CandidateColumns) -> list[Row]:

@@ -9,10 +9,10 @@ from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CandidateColumns, CapacityProbe, Finalist
-from foretoken.page.block import Cell, Chart, Column
+from foretoken.page.block import Cell, Chart, Column, Table
 from foretoken.page.chart import SERIES, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.palette import groups_chart
 from foretoken.simulator.report.search_candidates import (
     curve_of,
@@ -74,7 +74,7 @@ def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
             "percentiles are in these figures, of the requests that come once the load is steady. "
             "What misses a target then has no rank; the next best is simulated in its place."
         ),
-        table=DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
+        table=Table.listed(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.domain.units import MS_PER_S
+from foretoken.page.block import Column
 from foretoken.page.chart import Rule
 from foretoken.page.section import Section
 from foretoken.simulator.report.fronts import RULED_OUT, Front, Looks, front_charts, thin_rows
@@ -69,18 +70,20 @@ def make_looks(rows: Sequence[Row]) -> Looks:
     best = best_of_layouts([row for row in rows if row["rank"] > 0])
     return Looks(
         group=group,
-        words={
-            "rank": lambda row: row["place"],
-            "GPUs": lambda row: f"{row['num_devices']:,} {row['device']}",
-            "replicas": describe_replicas,
-            "batch": describe_batch,
-            "engine": _settings,
-            "why not": lambda row: (
-                "" if row["rank"] else f"{describe_verdict(row['verdict'])}: {row['reason']}"
-            ),
-        },
+        words=(
+            Column.words("rank", read=lambda row: row["place"]),
+            Column.words("GPUs", read=lambda row: f"{row['num_devices']:,} {row['device']}"),
+            Column.words("replicas", read=describe_replicas),
+            Column.words("batch", read=describe_batch),
+            Column.words("engine", read=_settings),
+            Column.words("why not", read=_why_not),
+        ),
         labels={row["name"]: row["place"] for row in best},
     )
+
+
+def _why_not(row: Row) -> str:
+    return "" if row["rank"] else f"{describe_verdict(row['verdict'])}: {row['reason']}"
 
 
 def _settings(row: Row) -> str:

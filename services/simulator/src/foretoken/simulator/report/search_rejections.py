@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Plot
 from foretoken.page.curve import draw_counts
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.search_candidates import Row, describe_verdict
 
 _OF_VERDICT = {
@@ -38,18 +38,16 @@ def rejections_section(counts: Mapping[str, int], rows: Sequence[Row]) -> Sectio
             continue
         pictures.append(_crossing(mode, of_mode, colors))
     examples = {row["verdict"]: row for row in reversed(rows) if not row["rank"]}
-    table = DataTable(
-        headers=("ruled out", "points", "for example", "because"),
-        rows=[
-            (
-                describe_verdict(name),
-                f"{count:,}",
-                examples[name]["name"] if name in examples else "",
-                examples[name]["reason"] if name in examples else "",
-            )
-            for name, count in ordered.items()
-        ],
-        text_columns=(2, 3),
+
+    def example(verdict: str, name: str) -> str:
+        return str(examples[verdict][name]) if verdict in examples else ""
+
+    table = Table.of(
+        ordered,
+        Column.words("ruled out", read=describe_verdict),
+        Column(title="points", read=ordered.__getitem__),
+        Column.words("for example", read=lambda verdict: example(verdict, "name")),
+        Column.words("because", read=lambda verdict: example(verdict, "reason")),
     )
     return Section(title="Where points failed", pictures=pictures, table=table)
 
@@ -63,25 +61,18 @@ def _crossing(mode: str, rows: Sequence[Row], colors: Mapping[str, str]) -> Char
         order[box] = (row["batch_size"], *(row[axis] for axis in ("pp", "ep", "tp")))
         counts.setdefault(box, Counter())[describe_verdict(row["verdict"])] += 1
     what = "degrees of a replica" + (" (decode)" if mode == "disaggregated" else "")
-    columns = [
-        Column.words("batch size", "batch"),
-        Column.words(what, "degrees"),
-        Column.words("most of its points", "verdict"),
-        Column(title="points", name="points"),
-        Column.words("all of its points", "counts"),
-    ]
-    cells = [
-        (
-            *box,
-            counts[box].most_common(1)[0][0],
-            counts[box].total(),
-            ", ".join(f"{count:,} {name}" for name, count in counts[box].most_common()),
-        )
-        for box in sorted(counts, key=order.__getitem__)
-    ]
+    boxes = sorted(counts, key=order.__getitem__)
+    table = Table.of(
+        boxes,
+        Column.words("batch size", "batch").part(0),
+        Column.words(what, "degrees").part(1),
+        Column.words("most of its points", "verdict", lambda box: counts[box].most_common(1)[0][0]),
+        Column(title="points", read=lambda box: counts[box].total()),
+        Column.words("all of its points", "counts", lambda box: _describe_counts(counts[box])),
+    )
     plot = Plot(
         title=f"What became of the {mode} points",
-        table=Table(columns=columns, rows=cells),
+        table=table,
         x="degrees",
         y="batch",
         by="verdict",
@@ -90,6 +81,10 @@ def _crossing(mode: str, rows: Sequence[Row], colors: Mapping[str, str]) -> Char
         " many there are, and in colour what becomes of most. Point at a box for all.",
     )
     return plot.boxes("points")
+
+
+def _describe_counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
 
 
 def _degree_of(row: Row) -> str:

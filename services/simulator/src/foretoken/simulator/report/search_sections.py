@@ -5,18 +5,13 @@ from collections.abc import Sequence
 
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.search import (
-    Sensitivity,
-    ServingSearchReport,
-)
-from foretoken.page.block import Cell, Column, Value
-from foretoken.page.curve import draw_changes
-from foretoken.page.section import DataTable, Section
+from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.page.block import Column, Table, Value
+from foretoken.page.section import Section
 from foretoken.simulator.report.question import request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
     PLACE,
     Row,
-    RowColumn,
     best_of_layouts,
     bound_columns,
     candidate_rows,
@@ -24,14 +19,12 @@ from foretoken.simulator.report.search_candidates import (
     describe_tied,
     explain_names,
     find_closest,
-    metric_column,
     qualified_rows,
-    row_table,
-    word_column,
 )
 from foretoken.simulator.report.search_finalists import finalist_sections
 from foretoken.simulator.report.search_fronts import fronts_section
 from foretoken.simulator.report.search_rejections import rejections_section
+from foretoken.simulator.report.what_if import what_if_section
 
 _THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
 _LATENCIES = ("ttft_ms", "tpot_ms")
@@ -39,6 +32,12 @@ _OF_COSTS = (
     *("num_devices", "usd_per_hour", _COST),
     *("request_throughput_rps", "output_throughput_tps"),
 )
+_CLOSEST = (
+    Column.words("closest", "name"),
+    Column.words("why not", "reason"),
+    Column.words("what helps", "remedy"),
+)
+_NAME, _DEVICE = Column.words("deployment", "name"), Column.words("device")
 # More ties than this are counted.
 _MAX_TIES = 5
 
@@ -59,8 +58,18 @@ def search_sections(report: ServingSearchReport) -> list[Section]:
     if any(row["usd_per_hour"] > 0 for row in ranked):
         sections.append(_costs(ranked))
     if report.sensitivities:
-        sections.append(_sensitivity(report.sensitivities, report.best))
-    return with_echo([*sections, *_configuration(report)], report.echo)
+        sections.append(
+            what_if_section(
+                "The search again with one thing changed, against the best of today{}.",
+                "Output tokens/s per GPU of the best deployment",
+                report.sensitivities,
+                report.best,
+                [Column.of(name) for name in (_THROUGHPUT, *_LATENCIES)],
+            )
+        )
+    seed = json.loads(report.request_json or "{}").get("scenario", {}).get("seed", 0)
+    origin = f"Seed {seed}, predictor {report.model_version or 'no trained model'}"
+    return with_echo([*sections, *request_sections(report, "serving", origin)], report.echo)
 
 
 def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
@@ -81,7 +90,7 @@ def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
             title="The best deployment",
             warning="No deployment of this space meets the targets; see why each failed below.",
             intro=counts,
-            table=_closest(report),
+            table=Table.of(find_closest(candidate_rows(report.candidates)), *_CLOSEST),
         )
     best = ranked[0]
     tied = describe_tied([name for name in report.ties if name != report.best], _MAX_TIES)
@@ -89,15 +98,6 @@ def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
         title="The best deployment",
         intro=f"{report.best or best['name']} ranks first.{tied} {counts}",
         facts=_facts(report, best),
-    )
-
-
-def _closest(report: ServingSearchReport) -> DataTable:
-    found = find_closest(candidate_rows(report.candidates))
-    return DataTable(
-        headers=("closest", "why not", "what helps"),
-        rows=[(closest.name, closest.reason, closest.remedy) for closest in found],
-        text_columns=(1, 2),
     )
 
 
@@ -138,78 +138,37 @@ def _ranking(ranked: Sequence[Row]) -> Section:
             "replicas stand before the plus sign, decode replicas behind. "
             + explain_names(row["name"] for row in shown)
         ),
-        blocks=[row_table(shown, _ranking_columns(ranked))],
+        table=Table.of(shown, *_ranking_columns(ranked)),
     )
 
 
-def _ranking_columns(ranked: Sequence[Row]) -> list[RowColumn]:
+def _ranking_columns(ranked: Sequence[Row]) -> list[Column]:
     """Return the columns; the device and the price only where they tell rows apart."""
-    columns: list[RowColumn] = [
-        word_column("deployment", "name"),
-        PLACE,
-    ]
+    columns = [_NAME, PLACE]
     if len({row["device"] for row in ranked}) > 1:
-        columns.append(word_column("device"))
-    columns.append(metric_column("num_devices"))
+        columns.append(_DEVICE)
+    columns.append(Column.of("num_devices"))
     if any(row["num_idle_devices"] for row in ranked):
-        columns.append((Column(title="idle GPUs"), lambda row: int(row["num_idle_devices"])))
-    columns.append(metric_column(_THROUGHPUT))
+        columns.append(Column(title="idle GPUs", name="num_idle_devices"))
+    columns.append(Column.of(_THROUGHPUT))
     columns += bound_columns(
         _THROUGHPUT, lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"])
     )
-    columns += [metric_column(name) for name in ("tps_per_user", *_LATENCIES)]
+    columns += [Column.of(name) for name in ("tps_per_user", *_LATENCIES)]
     if any(row[_COST] > 0 for row in ranked):
-        columns.append(metric_column(_COST))
+        columns.append(Column.of(_COST))
     return columns
 
 
 def _costs(ranked: Sequence[Row]) -> Section:
     priced = [row for row in ranked if row["usd_per_hour"] > 0]
     ordered = sorted(priced, key=lambda row: row["usd_per_million_output_tokens"])
-    columns: list[RowColumn] = [
-        word_column("deployment", "name"),
-        word_column("device"),
-        *(metric_column(name) for name in _OF_COSTS),
-        PLACE,
-    ]
+    figures = (Column.of(name) for name in _OF_COSTS)
     return Section(
         title="Cost",
         intro=(
             "The cheapest of each layout by its output tokens; devices only, as priced in the "
             "request."
         ),
-        blocks=[row_table(best_of_layouts(ordered), columns)],
+        table=Table.of(best_of_layouts(ordered), _NAME, _DEVICE, *figures, PLACE),
     )
-
-
-def _sensitivity(sensitivities: Sequence[Sensitivity], best: str) -> Section:
-    ratios = {item.change: item.throughput_ratio for item in sensitivities}
-    rows = [
-        [
-            item.change,
-            f"{item.throughput_ratio - 1:+.1%}",
-            *(METRICS[name].words(item) for name in (_THROUGHPUT, *_LATENCIES)),
-            "the same" if item.is_same_best else Cell(value=item.best, tone="calm"),
-        ]
-        for item in sensitivities
-    ]
-    titles = [METRICS[name].title for name in (_THROUGHPUT, *_LATENCIES)]
-    return Section(
-        title="What if",
-        intro="The search again with one thing changed, against the best of today"
-        + (f", {best}." if best else "."),
-        pictures=[draw_changes("Output tokens/s per GPU of the best deployment", ratios)],
-        table=DataTable(
-            headers=("change", "", *titles, "best then"),
-            rows=rows,
-            text_columns=(5,),
-        ),
-    )
-
-
-def _configuration(report: ServingSearchReport) -> list[Section]:
-    request = json.loads(report.request_json) if report.request_json else {}
-    seed = request.get("scenario", {}).get("seed", 0)
-    origin = f"Seed {seed}, predictor {report.model_version or 'no trained model'}"
-    scenarios = [finalist.scenario_json for finalist in report.finalists]
-    return request_sections(report.request_json, "serving", scenarios, origin)

@@ -1,6 +1,8 @@
 """The sections of a serving page about the pools of a cluster and their replicas."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 
@@ -11,17 +13,15 @@ from foretoken.domain.results.report import (
     ITL_QUANTILES,
     REPLICA_STATES,
     EngineReport,
-    PoolReport,
     ServingReport,
 )
 from foretoken.domain.units import MS_PER_S
-from foretoken.page.block import Chart, Column, Table
+from foretoken.page.block import Column, Table
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION, Plot
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 
 _OF_STATE = dict(zip(REPLICA_STATES, (SKY, GREEN, VERMILION), strict=True))
-_OF_TRANSFERS = tuple(METRICS[name] for name in ("sent_bytes_per_s", "port_utilization_ratio"))
 
 
 def cluster_sections(report: ServingReport, load: str) -> list[Section]:
@@ -52,7 +52,7 @@ def _pools(report: ServingReport, load: str) -> Section:
             "were held, which is what they cost: starting and restarting count. A request that is "
             f"prefilled in one pool and decoded in another counts in both.{retries}"
         ),
-        table=DataTable(headers=("pool", *(pool.name for pool in report.pools)), rows=rows),
+        table=Table.listed(headers=("pool", *(pool.name for pool in report.pools)), rows=rows),
     )
 
 
@@ -62,20 +62,16 @@ def _is_changing(engine: EngineReport) -> bool:
 
 
 def _life(report: ServingReport) -> Section:
-    columns = [
-        Column.words("replica"),
-        Column(title="time (s)", name="start_s"),
-        Column(title="until (s)", name="end_s"),
-        Column.words("state"),
-    ]
-    rows = [
-        (_name(engine), phase.start_s, phase.end_s, phase.state)
-        for engine in report.engines
-        for phase in engine.phases
-    ]
+    phases = [(engine, phase) for engine in report.engines for phase in engine.phases]
     plot = Plot(
         title="Replicas over time",
-        table=Table(columns=columns, rows=rows),
+        table=Table.of(
+            phases,
+            Column.words("replica", read=_name).part(0),
+            Column(title="time (s)", name="start_s").part(1),
+            Column(title="until (s)", name="end_s").part(1),
+            Column.words("state").part(1),
+        ),
         x="start_s",
         y="replica",
         by="state",
@@ -89,52 +85,29 @@ def _life(report: ServingReport) -> Section:
 
 
 def _loads(report: ServingReport) -> Section:
+    """Return the load of every replica, in the colour of its pool."""
     num_requests = max(report.num_requests, 1)
     caption = (
         "Bars of one pool that differ much mean that its router spreads requests unevenly, or that"
         " some replicas ran for a part of the time. Utilization is that of the busiest stage."
     )
-    charts = [
-        _bars(
-            report,
-            "requests, share of all",
-            [e.num_requests / num_requests for e in report.engines],
+    shares: Mapping[str, Callable[[EngineReport], float]] = {
+        "requests, share of all": lambda engine: engine.num_requests / num_requests,
+        METRICS["utilization_ratio"].label: lambda engine: max(
+            (stage.utilization_ratio for stage in engine.stages), default=0.0
         ),
-        _bars(
-            report,
-            METRICS["utilization_ratio"].label,
-            [max((s.utilization_ratio for s in e.stages), default=0.0) for e in report.engines],
-        ),
-        _bars(
-            report,
-            METRICS["kv_utilization_ratio_mean"].label,
-            [engine.kv_utilization_ratio_mean for engine in report.engines],
-        ),
-    ]
+        METRICS["kv_utilization_ratio_mean"].label: METRICS["kv_utilization_ratio_mean"].value,
+    }
+    replica = Column.words("replica", read=lambda engine: str(engine.engine))
+    pools = (pool.name for pool in report.pools)
+    colors = dict(zip(pools, cycle((BLUE, ORANGE, GREEN, PURPLE, *SERIES, GREY)), strict=False))
+    charts = []
+    for title, share in shares.items():
+        column = Column(title=title, name="share", unit=SHARE, read=share)
+        table = Table.of(report.engines, replica, Column.words("pool"), column)
+        plot = Plot(title=title, table=table, x="replica", y="share", by="pool", colors=colors)
+        charts.append(replace(plot, height=140).histogram())
     return Section(title="Load of the replicas", intro=caption, pictures=charts)
-
-
-def _bars(report: ServingReport, title: str, shares: Sequence[float]) -> Chart:
-    """Return a bar for every replica, in the colour of its pool."""
-    columns = [
-        Column.words("replica"),
-        Column.words("pool"),
-        Column(title=title, name="share", unit=SHARE),
-    ]
-    rows = [
-        (str(engine.engine), engine.pool, share)
-        for engine, share in zip(report.engines, shares, strict=True)
-    ]
-    plot = Plot(
-        title=title,
-        table=Table(columns=columns, rows=rows),
-        x="replica",
-        y="share",
-        by="pool",
-        colors=_pool_colors(report.pools),
-        height=140,
-    )
-    return plot.histogram()
 
 
 def _transfers(report: ServingReport) -> Section:
@@ -143,14 +116,6 @@ def _transfers(report: ServingReport) -> Section:
         np.asarray(getattr(report.requests, name), dtype=np.float64)
         for name in ("first_token_s", "transferred_s")
     )
-    rows = [
-        (
-            pool.name,
-            "sends" if pool.role == "prefill" else "receives",
-            *(metric.text(metric.value(pool)) for metric in _OF_TRANSFERS),
-        )
-        for pool in report.pools
-    ]
     pictures = []
     done = moved >= 0
     if len(moved) == len(first) and done.any():
@@ -170,17 +135,18 @@ def _transfers(report: ServingReport) -> Section:
             "the 99th percentile. The gap to the second token holds it, so the ITL "
             "does; the TTFT does not."
         ),
-        table=DataTable(
-            headers=("pool", "", *(m.title for m in _OF_TRANSFERS)), rows=rows, text_columns=(1,)
+        table=Table.of(
+            report.pools,
+            Column.words("pool", "name"),
+            Column.words("", "role", lambda pool: _MOVES.get(pool.role, "receives")),
+            *(Column.of(name) for name in ("sent_bytes_per_s", "port_utilization_ratio")),
         ),
         pictures=pictures,
     )
 
 
+_MOVES = {"prefill": "sends"}
+
+
 def _name(engine: EngineReport) -> str:
     return f"{engine.pool} {engine.engine}" if engine.pool else str(engine.engine)
-
-
-def _pool_colors(pools: tuple[PoolReport, ...]) -> dict[str, str]:
-    palette = (BLUE, ORANGE, GREEN, PURPLE, *SERIES, GREY)
-    return {pool.name: palette[place % len(palette)] for place, pool in enumerate(pools)}

@@ -14,16 +14,17 @@ from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import (
     ITL_QUANTILES,
     ClassReport,
+    EngineReport,
     Histogram,
-    Percentiles,
     ServingReport,
     ServingStageMemory,
+    StageReport,
 )
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.page.block import Cell, Chart, Column, Table
 from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_parts
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.palette import OF_SERVING_MEMORY
 from foretoken.simulator.serving.metrics import instants_of_columns, measure
 
@@ -85,13 +86,6 @@ def _slo_limits(report: ServingReport) -> Mapping[str, float]:
 
 def batches(report: ServingReport) -> Section:
     """Return how large the steps of a run are."""
-    charts = [
-        _histogram(title, label, histogram)
-        for title, label, histogram in (
-            ("Batch size", "requests in a step", report.batch_size_histogram),
-            ("Tokens", "tokens in a step", report.batch_tokens_histogram),
-        )
-    ]
     size, step = report.batch_size, report.step_ms
     return Section(
         title="Steps",
@@ -101,25 +95,27 @@ def batches(report: ServingReport) -> Section:
             f"tokens on average. A step takes {format_number(step.p50)} ms in the median and "
             f"{format_number(step.p99)} ms at the 99th percentile, all stages together."
         ),
-        pictures=charts,
+        pictures=[
+            _histogram("Batch size", "requests in a step", report.batch_size_histogram),
+            _histogram("Tokens", "tokens in a step", report.batch_tokens_histogram),
+        ],
     )
 
 
 def _histogram(title: str, label: str, histogram: Histogram) -> Chart:
-    columns = [Column.words(label, "size"), Column(title="share of steps", unit=SHARE)]
-    rows = [
-        (_describe_range(low, high), share)
-        for (low, high), share in zip(pairwise(histogram.edges), histogram.shares, strict=True)
+    ranges = [
+        # Whole numbers from an edge to before the next.
+        f"{low:,.0f}" if high - low <= 1 else f"{low:,.0f} to {high - 1:,.0f}"
+        for low, high in pairwise(histogram.edges)
     ]
-    table = Table(columns=columns, rows=rows)
+    columns = (
+        Column.words(label, "size").part(0),
+        Column(title="share of steps", unit=SHARE).part(1),
+    )
+    table = Table.of(zip(ranges, histogram.shares, strict=True), *columns)
     caption = "How many steps are of which size."
     plot = Plot(title=title, table=table, x="size", y="share_of_steps", caption=caption, height=180)
     return plot.histogram()
-
-
-def _describe_range(low: float, high: float) -> str:
-    """Return the whole numbers from an edge to before the next."""
-    return f"{low:,.0f}" if high - low <= 1 else f"{low:,.0f} to {high - 1:,.0f}"
 
 
 def memory(report: ServingReport) -> Section:
@@ -170,35 +166,19 @@ def _parts_gib(stage: ServingStageMemory) -> dict[str, float]:
     }
 
 
-_OF_CLASSES = tuple(LIMITED[name].on_page() for name in ("ttft_ms", "tpot_ms", "e2e_latency_ms"))
-
-
 def classes(reports: Reports, what: str) -> Section:
     """Return how the classes of requests fared; `what` the labels of reports are, `load`."""
-    headers = (
-        what,
-        "class",
-        "requests",
-        METRICS["slo_attainment_ratio"].label,
-        METRICS["goodput_rps"].title,
-        *(title_of(f"{metric.label} p50 / p99", metric.unit) for metric in _OF_CLASSES),
+    metrics = (LIMITED[name].on_page() for name in ("ttft_ms", "tpot_ms", "e2e_latency_ms"))
+    columns = (
+        Column.words("class", read=lambda item: item.name or "no class"),
+        Column(title="requests", name="num_requests"),
+        Column(title=METRICS["slo_attainment_ratio"].label, read=_attainment),
+        Column.of("goodput_rps"),
+        *(_pair(metric) for metric in metrics),
     )
-    rows = [
-        (
-            label,
-            item.name or "no class",
-            f"{item.num_requests:,}",
-            _attainment(item),
-            format_number(item.goodput_rps),
-            *(_pair(metric, metric.value(item)) for metric in _OF_CLASSES),
-        )
-        for label, report in reports.items()
-        for item in report.classes
-    ]
-    return Section(
-        title="Classes",
-        table=DataTable(headers=headers, rows=rows, text_columns=(1,)),
-    )
+    found = [(label, item) for label, report in reports.items() for item in report.classes]
+    table = Table.of(found, Column.words(what).part(0), *(column.part(1) for column in columns))
+    return Section(title="Classes", table=table)
 
 
 def _attainment(item: ClassReport) -> str | Cell:
@@ -208,6 +188,17 @@ def _attainment(item: ClassReport) -> str | Cell:
     return Cell(value=text, tone="alert") if item.slo_attainment_ratio < _LOW_ATTAINMENT else text
 
 
+def _pair(metric: Metric) -> Column:
+    """Return the column of a summary's median and its 99th percentile."""
+
+    def read(item: ClassReport) -> str:
+        summary = metric.value(item)
+        return " / ".join(metric.text(metric.statistic(summary, name)) for name in ("p50", "p99"))
+
+    title = title_of(f"{metric.label} p50 / p99", metric.unit)
+    return Column(title=title, name=metric.name, read=read)
+
+
 # A class that meets its objectives less often stands out.
 _LOW_ATTAINMENT = 0.9
 
@@ -215,46 +206,39 @@ _LOW_ATTAINMENT = 0.9
 def refusals(reports: Reports, what: str) -> Section:
     """Return which requests the engines would not take, and why."""
     rows = [
-        (
-            label,
-            f"{count:,}",
-            f"{count / report.num_requests:.1%}",
-            _REFUSALS.get(reason, reason),
-        )
+        (label, count, f"{count / report.num_requests:.1%}", _REFUSALS.get(reason, reason))
         for label, report in reports.items()
         for reason, count in report.num_refused_by_reason.items()
     ]
     return Section(
         title="Requests that were not served",
         intro="They count as requests that miss their objectives.",
-        table=DataTable(
-            headers=(what, "requests", "share", "reason"), rows=rows, text_columns=(3,)
-        ),
+        table=Table.listed((what, "requests", "share", "reason"), rows, (3,)),
     )
 
 
-_OF_ENGINES = ("num_requests", "num_serving_steps", "num_preemptions")
-_OF_STAGES = ("utilization_ratio", "mfu_ratio", "mbu_ratio")
+_OF_ENGINES = tuple(
+    Column.of(name).part(0) for name in ("num_requests", "num_serving_steps", "num_preemptions")
+)
+_OF_STAGES = tuple(
+    Column.of(name).part(1) for name in ("utilization_ratio", "mfu_ratio", "mbu_ratio")
+)
 
 
 def engines(report: ServingReport) -> Section:
     """Return how much of each pipeline stage of each replica was used."""
-    headers = (
-        "replica and stage",
-        *(METRICS[name].label for name in _OF_ENGINES),
-        *(METRICS[name].label for name in _OF_STAGES),
-        f"{METRICS['kv_utilization_ratio_mean'].label} / max",
+    table = Table.of(
+        [(engine, stage) for engine in report.engines for stage in engine.stages],
+        Column.words("replica and stage", read=_name_stage),
+        *_OF_ENGINES,
+        *_OF_STAGES,
+        Column(
+            title=f"{METRICS['kv_utilization_ratio_mean'].label} / max",
+            read=lambda engine: (
+                f"{engine.kv_utilization_ratio_mean:.0%} / {engine.kv_utilization_ratio_max:.0%}"
+            ),
+        ).part(0),
     )
-    rows = [
-        (
-            f"{engine.pool} {engine.engine}, stage {stage.stage}".strip(),
-            *(METRICS[name].text(getattr(engine, name)) for name in _OF_ENGINES),
-            *(METRICS[name].text(getattr(stage, name)) for name in _OF_STAGES),
-            f"{engine.kv_utilization_ratio_mean:.0%} / {engine.kv_utilization_ratio_max:.0%}",
-        )
-        for engine in report.engines
-        for stage in engine.stages
-    ]
     return Section(
         title="Devices",
         intro=(
@@ -262,9 +246,10 @@ def engines(report: ServingReport) -> Section:
             "MFU and MBU are the FLOPs and the memory traffic that the requests needed, over what "
             "the device could do in the time that it was held."
         ),
-        table=DataTable(headers=headers, rows=rows),
+        table=table,
     )
 
 
-def _pair(metric: Metric, summary: Percentiles) -> str:
-    return " / ".join(metric.text(metric.statistic(summary, name)) for name in ("p50", "p99"))
+def _name_stage(found: tuple[EngineReport, StageReport]) -> str:
+    engine, stage = found
+    return f"{engine.pool} {engine.engine}, stage {stage.stage}".strip()

@@ -9,10 +9,10 @@ from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
-from foretoken.page.block import Column, Value
+from foretoken.page.block import Column, Table, Value
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, Plot
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report.palette import colors_of_loads, groups_chart, provenance_chart
 from foretoken.simulator.report.question import (
@@ -159,7 +159,7 @@ def _totals(reports: Sequence[ServingReport], labels: Sequence[str]) -> Section:
             "Rates count from the first arrival to the last completion. Steady leaves out the "
             "first and the last tenth of the arrivals' span."
         ),
-        table=DataTable(
+        table=Table.listed(
             headers=("at load", *labels),
             rows=[(figure.title, *figure.texts()) for figure in figures],
         ),
@@ -180,7 +180,7 @@ def _percentiles(report: ServingReport, label: str) -> Section:
             f"At {label}. ITL counts every token once, TPOT every request; running and waiting "
             "requests are of a replica and over time, while it works."
         ),
-        table=DataTable(headers=("", *STATISTICS), rows=rows),
+        table=Table.listed(headers=("", *STATISTICS), rows=rows),
     )
 
 

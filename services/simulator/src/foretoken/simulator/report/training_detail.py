@@ -13,7 +13,7 @@ from foretoken.domain.units import GIB
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import Plot
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.memory_sections import (
     device_rules,
     fullest_of,
@@ -314,7 +314,7 @@ def components(report: TrainingReport) -> Section:
             " validate training` compares them with measured ones. An encoder is one layer of one"
             " micro batch, a stage one micro batch." + cut
         ),
-        table=DataTable(
+        table=Table.listed(
             headers=["component", "per step", *(f"stage {stage} (ms)" for stage in shown)],
             rows=rows,
         ),

@@ -12,10 +12,10 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
-from foretoken.page.block import Chart, Column, Value
+from foretoken.page.block import Chart, Column, Table, Value
 from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.palette import BOUNDS_CAPTION, describe_interval
 from foretoken.simulator.report.question import (
     configuration_section,
@@ -162,7 +162,9 @@ def _days(reports: Mapping[str, TrainingRunReport]) -> Section:
         for name, value in of_run.items()
     ]
     named = ("run", "spent on") if len(reports) > 1 else ("",)
-    table = DataTable(headers=(*named, "days", "share"), rows=rows, text_columns=range(len(named)))
+    table = Table.listed(
+        headers=(*named, "days", "share"), rows=rows, text_columns=range(len(named))
+    )
     return Section(title="Where the days go", pictures=charts, table=table)
 
 
@@ -262,7 +264,7 @@ def _describe_target(report: TrainingRunReport, request: TrainingRunRequest) -> 
     return f"{fewest} {request.target_days:g} days, in the mean."
 
 
-def _size_table(report: TrainingRunReport, request: TrainingRunRequest) -> DataTable:
+def _size_table(report: TrainingRunReport, request: TrainingRunRequest) -> Table:
     last = "in time" if request.target_days else "cannot run"
     rows: Sequence[Sequence[str]] = [
         (
@@ -280,4 +282,4 @@ def _size_table(report: TrainingRunReport, request: TrainingRunRequest) -> DataT
         *(METRICS["num_devices"].label, "dp", title_of(METRICS["step_time_ms"].label, "s")),
         *(METRICS["goodput_ratio"].label, "days", "USD", last),
     )
-    return DataTable(headers=headers, rows=rows, text_columns=(6,))
+    return Table.listed(headers=headers, rows=rows, text_columns=(6,))

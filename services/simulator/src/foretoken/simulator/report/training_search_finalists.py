@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.metrics.number_text import describe_step
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.training_search import StrategyFinalist
-from foretoken.page.block import Cell, Chart, Column
+from foretoken.page.block import Cell, Chart, Column, Table
 from foretoken.page.chart import BLUE, GREEN, GREY, VERMILION, Plot
 from foretoken.page.curve import draw_parts
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.memory_sections import fullest_of, memory_chart
 from foretoken.simulator.report.training_search_rows import (
     STEP_PARTS,
@@ -35,29 +35,28 @@ def finalists_section(finalists: Sequence[StrategyFinalist]) -> Section:
             " and the closed form disagree, believe the simulation."
         ),
         pictures=pictures,
-        table=_table(finalists),
+        table=Table.of(finalists, *_COLUMNS),
     )
 
 
-def _table(finalists: Sequence[StrategyFinalist]) -> DataTable:
-    metrics = [METRICS[name] for name in ("tokens_per_s_per_gpu", "mfu_ratio", "bubble_ratio")]
-    metrics.append(METRICS["margin_bytes"])
-    rows: list[list[str | Cell]] = []
-    for finalist in finalists:
-        report, feasibility = finalist.report, finalist.report.feasibility
-        steps = (report.step_time_ms, finalist.closed_form_ms)
-        rows.append(
-            [
-                *(finalist.name, str(finalist.rank or "-")),
-                *(describe_step(step_ms) for step_ms in steps),
-                f"{closed_form_error(finalist):+.2%}",
-                *(metric.words(report) for metric in metrics),
-                "fits" if feasibility.is_feasible else Cell(value=feasibility.reason, tone="alert"),
-            ]
-        )
-    headers = ["strategy", "rank", METRICS["step_time_ms"].label, "closed form", "off by"]
-    headers += [*(metric.title for metric in metrics), "verdict"]
-    return DataTable(headers=headers, rows=rows, text_columns=(len(headers) - 1,))
+def _verdict(finalist: StrategyFinalist) -> str | Cell:
+    feasibility = finalist.report.feasibility
+    return "fits" if feasibility.is_feasible else Cell(value=feasibility.reason, tone="alert")
+
+
+_OF_REPORT = ("tokens_per_s_per_gpu", "mfu_ratio", "bubble_ratio", "margin_bytes")
+_COLUMNS = (
+    Column.words("strategy", "name"),
+    Column(title="rank", read=lambda finalist: str(finalist.rank or "-")),
+    Column(
+        title=METRICS["step_time_ms"].label,
+        read=lambda finalist: describe_step(finalist.report.step_time_ms),
+    ),
+    Column(title="closed form", read=lambda finalist: describe_step(finalist.closed_form_ms)),
+    Column(title="off by", read=lambda finalist: f"{closed_form_error(finalist):+.2%}"),
+    *(Column.of(name).part("report") for name in _OF_REPORT),
+    Column.words("verdict", read=_verdict),
+)
 
 
 def _steps(finalists: Sequence[StrategyFinalist]) -> Chart:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from foretoken.page.block import Column
 from foretoken.page.chart import SERIES
 from foretoken.page.section import Section
 from foretoken.simulator.report.fronts import Front, Looks, front_charts, thin_rows
@@ -62,12 +63,12 @@ def make_looks(rows: Sequence[Row]) -> Looks:
     """Return how strategies are distinguished: by cluster, else by device."""
     return Looks(
         group=_grouping(rows),
-        words={
-            "rank": lambda row: row["place"],
-            "devices": describe_devices,
-            "choices": describe_choices,
-            "placement": lambda row: str(row["placement"]),
-        },
+        words=(
+            Column.words("rank", read=lambda row: row["place"]),
+            Column.words("devices", read=describe_devices),
+            Column.words("choices", read=describe_choices),
+            Column.words("placement"),
+        ),
         labels={row["name"]: row["place"] for row in best_of_layouts(rows)[:_MAX_LABELS]},
     )
 

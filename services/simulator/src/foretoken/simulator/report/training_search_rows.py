@@ -20,6 +20,7 @@ from foretoken.domain.requests.training_search import (
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S, S_PER_DAY
 from foretoken.simulator.report.search_candidates import Row, first_of_each, list_rows, name_place
+from foretoken.simulator.report.what_if import percent
 
 _WORDS = frozenset(
     {"name", "device", "overlap", "recompute", "weight_parallel", "pipeline_schedule"}
@@ -326,24 +327,7 @@ def describe_same(item: StrategySensitivity) -> str:
     ratio = item.same_throughput_ratio
     if item.is_same_best:
         return "the same"
-    return _percent(ratio) if ratio else "cannot"
-
-
-def describe_change(item: StrategySensitivity) -> str:
-    """Return what the best of a change is over the best today."""
-    return _percent(item.throughput_ratio) if item.throughput_ratio else ""
-
-
-def describe_best_then(item: StrategySensitivity) -> str:
-    """Return what is best under a change."""
-    if not item.best:
-        return "nothing fits"
-    return "the same" if item.is_same_best else item.best
-
-
-def _percent(ratio: float) -> str:
-    """Return a change in percent, without a sign of nothing."""
-    return f"{round(ratio - 1, 3) + 0.0:+.1%}"
+    return percent(ratio) if ratio else "cannot"
 
 
 def _compared_with(row: Row, best: Row, figure: RankedFigure) -> str:

@@ -1,14 +1,15 @@
 """The sections of a page about the search for a training strategy."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.training_search import StrategySensitivity, TrainingSearchReport
-from foretoken.page.block import Cell, Column, Value
+from foretoken.domain.requests.training_search import TrainingSearchReport
+from foretoken.page.block import Column, Table, Value
 from foretoken.page.chart import Plot
-from foretoken.page.curve import draw_changes, draw_intervals
-from foretoken.page.section import DataTable, Section
+from foretoken.page.curve import draw_intervals
+from foretoken.page.section import Section
 from foretoken.simulator.report.question import (
     remark_sections,
     request_sections,
@@ -18,13 +19,9 @@ from foretoken.simulator.report.question import (
 from foretoken.simulator.report.search_candidates import (
     PLACE,
     Row,
-    RowColumn,
     bound_columns,
     describe_tied,
     explain_names,
-    metric_column,
-    row_table,
-    word_column,
 )
 from foretoken.simulator.report.training_search_finalists import finalists_section
 from foretoken.simulator.report.training_search_fronts import fronts_section
@@ -32,8 +29,6 @@ from foretoken.simulator.report.training_search_rows import (
     TO_TELL_APART,
     best_by_objective,
     best_of_layouts,
-    describe_best_then,
-    describe_change,
     describe_choices,
     describe_devices,
     describe_objective,
@@ -55,6 +50,7 @@ from foretoken.simulator.report.training_search_space import (
     maps_section,
     placements_section,
 )
+from foretoken.simulator.report.what_if import what_if_section
 
 _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
 _RATIOS = ("mfu_ratio", "bubble_ratio")
@@ -84,10 +80,19 @@ def training_search_sections(
     if report.finalists:
         sections.append(finalists_section(report.finalists))
     if report.sensitivities:
-        best = find_best(report, rows)["name"] if rows else ""
-        sections.append(_sensitivity(report.sensitivities, best))
-    sections += remark_sections(report.notes)
-    return with_echo([*sections, *_request(report)], report.echo)
+        sections.append(
+            what_if_section(
+                "The whole space answered again with one thing changed, against the best of"
+                " today{}. Next to the best of each change stands what today's best makes of it.",
+                "Tokens/s per GPU of the best strategy",
+                report.sensitivities,
+                find_best(report, rows)["name"] if rows else "",
+                _OF_CHANGES,
+            )
+        )
+    origin = f"Predictor {report.model_version or 'no trained model'}"
+    sections += [*remark_sections(report.notes), *request_sections(report, "training", origin)]
+    return with_echo(sections, report.echo)
 
 
 def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
@@ -150,30 +155,41 @@ def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
             " layers run the same operators share the errors of these, so only the best of them"
             f" ties. {explain_names(row['name'] for row in shown)}"
         ),
-        blocks=[row_table(shown, [_NAME, PLACE, *_columns(rows)])],
+        table=Table.of(shown, _NAME, PLACE, *_columns(rows)),
     )
 
 
-_NAME = word_column("strategy", "name")
+_NAME = Column.words("strategy", "name")
+STEP = Column(
+    title=METRICS["step_time_ms"].label,
+    name="step_time_ms",
+    read=lambda item: describe_step(METRICS["step_time_ms"].value(item)),
+)
+_OF_CHANGES = (
+    Column(title="today's best", read=describe_same),
+    Column.of(_THROUGHPUT),
+    STEP,
+    Column(title="fit", name="num_fitting"),
+)
 
 
-def _columns(rows: Sequence[Row], *, is_whole: bool = True) -> list[RowColumn]:
+def _columns(rows: Sequence[Row], *, is_whole: bool = True) -> list[Column]:
     """Return the columns; the device, its number and the price only where they tell rows apart.
 
     Bounds and ratios only if `is_whole`.
     """
-    columns: list[RowColumn] = []
+    columns: list[Column] = []
     if len({(row["device"], row["num_devices"]) for row in rows}) > 1:
         # Names of placements say the devices.
         title = METRICS["num_devices"].title
-        columns.append((Column(title=title, name="devices"), _describe_num_devices))
-    columns.append(metric_column(_THROUGHPUT))
+        columns.append(Column(title=title, name="devices", read=_describe_num_devices))
+    columns.append(Column.of(_THROUGHPUT))
     if is_whole:
         columns += bound_columns(_THROUGHPUT, throughput_bounds)
     names = ("step_time_ms", *(_RATIOS if is_whole else ()), "margin_bytes")
-    columns += [metric_column(name) for name in names]
+    columns += [Column.of(name) for name in names]
     if any(row[_COST] > 0 for row in rows):
-        columns.append(metric_column(_COST))
+        columns.append(Column.of(_COST))
     return columns
 
 
@@ -184,7 +200,7 @@ def _describe_num_devices(row: Row) -> str:
 def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) -> Section:
     found = best_by_objective(report, rows)
     measures = {row["name"]: words for words, row in found}
-    best_by = (Column.words("best by"), lambda row: measures[row["name"]])
+    best_by = Column.words("best by", read=lambda row: measures[row["name"]])
     columns = [_NAME, best_by, *_columns(rows, is_whole=False)]
     intro = ""
     if num_tokens > 0:
@@ -193,19 +209,24 @@ def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) 
             f"The run goes to {format_number(num_tokens)} tokens, without failures and"
             " checkpoints: `foretoken simulate run` counts these."
         )
-    table = row_table([row for _, row in found], columns)
-    return Section(title="The best by each measure", intro=intro, blocks=[table])
+    table = Table.of([row for _, row in found], *columns)
+    return Section(title="The best by each measure", intro=intro, table=table)
 
 
-def _run_columns(rows: Sequence[Row], num_tokens: float, length: int) -> list[RowColumn]:
-    columns: list[RowColumn] = [
-        (Column(title="steps"), lambda row: make_whole_run(row, num_tokens, length).num_steps),
-        (Column(title="days"), lambda row: make_whole_run(row, num_tokens, length).days),
-    ]
+def _run_columns(rows: Sequence[Row], num_tokens: float, length: int) -> list[Column]:
+    titles = {"num_steps": "steps", "days": "days"}
     if any(row["usd_per_step"] > 0 for row in rows):
-        usd = Column(title="USD in all")
-        columns.append((usd, lambda row: make_whole_run(row, num_tokens, length).usd))
-    return columns
+        titles["usd"] = "USD in all"
+
+    def column(name: str) -> Column:
+        figure = attrgetter(name)
+        return Column(
+            title=titles[name],
+            name=name,
+            read=lambda row: figure(make_whole_run(row, num_tokens, length)),
+        )
+
+    return [column(name) for name in titles]
 
 
 def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
@@ -228,7 +249,7 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
         title="Ties",
         intro=f"{len(names):,} strategies cannot be distinguished: they differ from the first"
         f" by less than the error of the difference.{cut} {in_words}{to_measure}",
-        table=DataTable(
+        table=Table.listed(
             headers=("command", "its error moves"),
             rows=list_tie_commands(report),
             text_columns=(0, 1),
@@ -249,43 +270,3 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
             )
         ],
     )
-
-
-def _sensitivity(sensitivities: Sequence[StrategySensitivity], best: str) -> Section:
-    # Where nothing fits today, or then, there is nothing to compare.
-    ratios = {item.change: item.throughput_ratio for item in sensitivities if item.throughput_ratio}
-    rows = [
-        [
-            item.change,
-            describe_change(item),
-            describe_same(item),
-            METRICS[_THROUGHPUT].words(item),
-            describe_step(item.step_time_ms),
-            f"{item.num_fitting:,}",
-            describe_best_then(item)
-            if item.is_same_best
-            else Cell(value=describe_best_then(item), tone="calm"),
-        ]
-        for item in sensitivities
-    ]
-    return Section(
-        title="What if",
-        intro="The whole space answered again with one thing changed, against the best of today"
-        + (f", {best}." if best else ".")
-        + " Next to the best of each change stands what today's best makes of it.",
-        pictures=[draw_changes("Tokens/s per GPU of the best strategy", ratios)] if ratios else [],
-        table=DataTable(
-            headers=(
-                *("change", "", "today's best", METRICS[_THROUGHPUT].title),
-                *(METRICS["step_time_ms"].label, "fit", "best then"),
-            ),
-            rows=rows,
-            text_columns=(6,),
-        ),
-    )
-
-
-def _request(report: TrainingSearchReport) -> list[Section]:
-    origin = f"Predictor {report.model_version or 'no trained model'}"
-    scenarios = [finalist.scenario_json for finalist in report.finalists]
-    return request_sections(report.request_json, "training", scenarios, origin)

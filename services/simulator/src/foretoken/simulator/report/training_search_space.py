@@ -1,16 +1,15 @@
 """A training search's space on its page: what is ruled out, where the best are, placements."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from foretoken.domain.metrics.number_text import describe_step, format_number
-from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.metrics.number_text import describe_step
 from foretoken.domain.requests.training_search import RuledOut, SpaceCell, TrainingSearchReport
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Plot
 from foretoken.page.curve import draw_counts
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.report.search_candidates import Row, first_of_each
 from foretoken.simulator.report.training_search_rows import describe_bounds, describe_verdict
 
@@ -32,23 +31,24 @@ _OF_STAGE = {
     "simulated": ORANGE,
 }
 _MEMORY = "memory"
+_RULED_OUT = (
+    Column.words("ruled out", read=lambda item: describe_verdict(item.verdict)),
+    Column(title="strategies", name="num_strategies"),
+    Column.words("for example", "example"),
+    Column.words("because", "reason"),
+)
 
 
 def counts_section(report: TrainingSearchReport) -> Section:
     """Return how many strategies are left after each question, and what rules the others out."""
     pictures = [_funnel(report)]
     ordered = sorted(report.ruled_out, key=lambda item: -item.num_strategies)
-    rows = [
-        (describe_verdict(item.verdict), f"{item.num_strategies:,}", item.example, item.reason)
-        for item in ordered
-    ]
-    headers = ("ruled out", "strategies", "for example", "because")
     if ordered:
         pictures.append(_reasons(ordered))
     return Section(
         title="Every strategy, counted",
         pictures=pictures,
-        table=DataTable(headers=headers, rows=rows, text_columns=(2, 3)) if rows else None,
+        table=Table.of(ordered, *_RULED_OUT) if ordered else None,
     )
 
 
@@ -95,39 +95,33 @@ def _picture(cells: Sequence[SpaceCell]) -> Chart:
     row_label, column_label = (
         _AXIS_NAMES.get(axis, axis.replace("_", " ")) for axis in (row_axis, column_axis)
     )
-    columns = [
-        Column.words(row_label, "row"),
-        Column.words(column_label, "column"),
-        Column.of(METRICS["tokens_per_s_per_gpu"]),
-        Column(title="strategies that fit", name="num_fitting"),
-        Column(title="strategies that can run", name="num_legal"),
-        Column.words("best"),
-    ]
     order = _ordered([cell.row for cell in cells]), _ordered([cell.column for cell in cells])
     placed = sorted(
         (cell for cell in cells if cell.num_legal > 0),
         key=lambda cell: (order[0].index(cell.row), order[1].index(cell.column)),
     )
-    rows = [
-        (
-            cell.row,
-            cell.column,
-            cell.tokens_per_s_per_gpu if cell.num_fitting > 0 else None,
-            cell.num_fitting,
-            cell.num_legal,
-            cell.best,
-        )
-        for cell in placed
-    ]
+    table = Table.of(
+        placed,
+        Column.words(row_label, "row"),
+        Column.words(column_label, "column"),
+        replace(Column.of("tokens_per_s_per_gpu"), read=_best_of_cell),
+        Column(title="strategies that fit", name="num_fitting"),
+        Column(title="strategies that can run", name="num_legal"),
+        Column.words("best"),
+    )
     num_legal = sum(cell.num_legal for cell in cells)
     plot = Plot(
         title=f"Best tokens/s per GPU by {row_label} and {column_label}",
-        table=Table(columns=columns, rows=rows),
+        table=table,
         x="column",
         y="row",
         caption=f"All {num_legal:,} legal strategies. Point at a box for its best and its counts.",
     )
     return plot.heat_map("tokens_per_s_per_gpu")
+
+
+def _best_of_cell(cell: SpaceCell) -> float | None:
+    return cell.tokens_per_s_per_gpu if cell.num_fitting > 0 else None
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
@@ -156,20 +150,14 @@ def placements_section(rows: Sequence[Row]) -> Section:
         intro="Which devices hold which stages of the pipeline, and how many layers each stage has;"
         f" the {len(shown)} best of {len(placed)} listed placements.",
         pictures=[_chart(stages)],
-        table=DataTable(
-            headers=("strategy", "devices", "layers", "step", "tokens/s per GPU", "90 % interval"),
-            rows=[
-                (
-                    row["name"],
-                    row["placement"],
-                    row["stage_layers"],
-                    describe_step(row["step_time_ms"]),
-                    format_number(row["tokens_per_s_per_gpu"]),
-                    describe_bounds(row),
-                )
-                for row in shown
-            ],
-            text_columns=(1, 2),
+        table=Table.of(
+            shown,
+            Column.words("strategy", "name"),
+            Column.words("devices", "placement"),
+            Column.words("layers", "stage_layers"),
+            Column(title="step", read=lambda row: describe_step(row["step_time_ms"])),
+            Column.of("tokens_per_s_per_gpu"),
+            Column(title="90 % interval", read=describe_bounds),
         ),
     )
 
@@ -183,23 +171,20 @@ class Stage:
 
 
 def _chart(stages: Mapping[str, Sequence[Stage]]) -> Chart:
-    columns = [
-        Column.words("strategy"),
-        Column(title="first layer", name="start"),
-        Column(title="layers up to", name="end"),
-        Column.words("device"),
-        Column(title="stage"),
-    ]
-    rows = []
+    placed = []
     for name, found in stages.items():
-        ends = list(accumulate(stage.width for stage in found))
-        rows += [
+        ends = accumulate(stage.width for stage in found)
+        placed += [
             (name, end - stage.width, end, stage.kind, place)
             for place, (stage, end) in enumerate(zip(found, ends, strict=True))
         ]
+    columns = (
+        *(Column.words("strategy"), Column(title="first layer", name="start")),
+        *(Column(title="layers up to", name="end"), Column.words("device"), Column(title="stage")),
+    )
     plot = Plot(
         title="Stages and their layers",
-        table=Table(columns=columns, rows=rows),
+        table=Table(columns=columns, rows=placed),
         x="start",
         y="strategy",
         by="device",

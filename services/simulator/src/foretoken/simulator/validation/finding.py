@@ -1,14 +1,13 @@
 """What a comparison says in words, tables and charts of two runs, and what to do about it."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from foretoken.domain.metrics.metric import SHARE
-from foretoken.domain.metrics.number_text import format_number
 from foretoken.page.block import Cell, Chart, Column, Table, Value
 from foretoken.page.chart import Plot
 from foretoken.page.curve import Curve, draw_curves
-from foretoken.page.section import DataTable, Section
+from foretoken.page.section import Section
 from foretoken.simulator.grid import Floats
 
 
@@ -81,29 +80,10 @@ def find_estimates(
 def findings_section(intro: str, facts: Sequence[Value], findings: Iterable[Finding]) -> Section:
     """Return what a comparison says in words, with what it is of and its first figures."""
     rows = [(item.component, item.text, item.advice) for item in findings]
-    table = DataTable(
+    table = Table.listed(
         headers=("component", "finding", "what to do"), rows=rows, text_columns=(1, 2)
     )
     return Section(title="What the comparison says", intro=intro, facts=facts, table=table)
-
-
-def number_table(
-    headers: Sequence[str],
-    rows: Iterable[Sequence[float | str | Cell]],
-    text_columns: Collection[int] = (),
-) -> DataTable:
-    """Return a table whose numbers are rounded for reading; counts are whole."""
-    return DataTable(
-        headers=headers,
-        rows=[[_cell(value) for value in row] for row in rows],
-        text_columns=text_columns,
-    )
-
-
-def _cell(value: float | str | Cell) -> str | Cell:
-    if isinstance(value, float):
-        return format_number(value)
-    return str(value) if isinstance(value, int) else value
 
 
 def error_cell(error_ratio: float, alert_ratio: float) -> str | Cell:

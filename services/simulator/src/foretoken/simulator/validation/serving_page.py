@@ -8,7 +8,7 @@ import numpy as np
 from foretoken.domain.measurements.correction import Correction
 from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.page.block import Cell, Chart, Column, Value
+from foretoken.page.block import Cell, Chart, Column, Table, Value
 from foretoken.page.chart import BLUE, ORANGE, Plot
 from foretoken.page.curve import Curve, draw_curves, draw_parts
 from foretoken.page.section import Section
@@ -16,7 +16,6 @@ from foretoken.simulator.validation.decode_steps import DecodeComparison
 from foretoken.simulator.validation.finding import (
     error_cell,
     findings_section,
-    number_table,
     pairs_chart,
     shares_chart,
 )
@@ -91,7 +90,7 @@ def _all_loads(validations: Sequence[ServingValidation]) -> Section:
         title="All loads",
         intro="Each run is simulated by itself, with its own requests at its own times.",
         pictures=tuple(_draw_loads(validations, name) for name in metrics),
-        table=number_table(headers, rows),
+        table=Table.listed(headers, rows),
     )
 
 
@@ -146,7 +145,7 @@ def calibration_section(calibration: ServingCalibration) -> Section:
         title="Calibrated",
         intro=f"{learned} {expected} The run is the one that was learned from: compare another"
         " load before you rely on it. Below is what a scenario of the same server has.",
-        table=number_table(("", "measured", "raw", "error", "calibrated", "error then"), rows),
+        table=Table.listed(("", "measured", "raw", "error", "calibrated", "error then"), rows),
         listing=write_calibrated(calibration),
     )
 
@@ -207,7 +206,7 @@ def _figures(validation: ServingValidation) -> Section:
     ]
     rows = [(*figure[:3], error_cell(figure[3], _ALERT_RATIO)) for figure in figures]
     headers = ("", "measured", "simulated", "error")
-    return Section(title="Figures", table=number_table(headers, rows))
+    return Section(title="Figures", table=Table.listed(headers, rows))
 
 
 def _distributions(validation: ServingValidation) -> Section:
@@ -253,7 +252,7 @@ def _residual(validation: ServingValidation) -> Section:
     return Section(
         title="Where the error sits",
         intro=note if any(item.is_estimated for item in parts) else "",
-        table=number_table(
+        table=Table.listed(
             ("part of a mean request", "measured (ms)", "simulated (ms)", "share of the error"),
             [
                 (item.name, item.measured_ms, item.simulated_ms, f"{item.share_ratio:.0%}")
@@ -278,7 +277,7 @@ def _steps(decode: DecodeComparison) -> Section:
             " what the simulation's steps take with what was in the measured ones, so that a"
             " difference here is one of step times alone."
         ),
-        table=number_table(
+        table=Table.listed(
             ("with", "from", "to", "tokens", "measured (ms)", "simulated (ms)", "error"), rows
         ),
     )
@@ -293,7 +292,7 @@ def _step_parts(decode: DecodeComparison) -> Section:
             " fitted alike, to stretches of the measured run and to the simulated requests; parts"
             " that rise together, such as requests and context, are hard to tell apart."
         ),
-        table=number_table(("part", "measured (ms)", "simulated (ms)"), decode.parts),
+        table=Table.listed(("part", "measured (ms)", "simulated (ms)"), decode.parts),
     )
 
 
@@ -308,4 +307,4 @@ def _worst(validation: ServingValidation) -> Section:
         *("measured_e2e_latency_ms", "simulated_e2e_latency_ms"),
     )
     rows = [[getattr(item, name) for name in names] for item in validation.worst]
-    return Section(title="Requests furthest off", table=number_table(headers, rows))
+    return Section(title="Requests furthest off", table=Table.listed(headers, rows))

@@ -1,8 +1,8 @@
 """What was learned of an engine's steps: measured, as estimated and as corrected."""
 
 from foretoken.domain.units import US_PER_MS
+from foretoken.page.block import Table
 from foretoken.page.section import Section
-from foretoken.simulator.validation.finding import number_table
 from foretoken.simulator.validation.step_calibration import StepCalibration
 
 
@@ -41,6 +41,6 @@ def step_calibration_section(calibration: StepCalibration) -> Section:
         intro=f"Learned from {steps.source}, of {scope}, and of nothing else. Errors are means"
         " without their sign; go by those of steps that were left out."
         f"{notes} Below is what a scenario of the same server has.",
-        table=number_table(headers, rows),
+        table=Table.listed(headers, rows),
         listing=f"correction: {calibration.correction.name}\n",
     )

@@ -9,10 +9,10 @@ import numpy as np
 from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.units import US_PER_MS
-from foretoken.page.block import Cell, Chart, Value
+from foretoken.page.block import Cell, Chart, Table, Value
 from foretoken.page.chart import Plot
 from foretoken.page.section import Section
-from foretoken.simulator.validation.finding import error_cell, number_table, pairs_chart
+from foretoken.simulator.validation.finding import error_cell, pairs_chart
 from foretoken.simulator.validation.steps import StepComparison, StepsValidation, describe_shares
 
 # An error above this is pointed out.
@@ -84,7 +84,7 @@ def _errors(validation: StepsValidation) -> Section:
     return Section(
         title=f"{validation.model} on {validation.device}",
         intro=" ".join((f"{validation.framework}.", *(f"{text}." for text in validation.notes))),
-        table=number_table(headers, rows, text_columns=(7,)),
+        table=Table.listed(headers, rows, text_columns=(7,)),
     )
 
 
@@ -115,7 +115,7 @@ def _composition(validation: StepsValidation) -> Section:
     headers = ("step", "operator", "calls", "takes (ms)", "of the step", "weakest ground")
     return Section(
         title=f"{validation.model} on {validation.device}: what steps consist of",
-        table=number_table(headers, rows, text_columns=(1, 5)),
+        table=Table.listed(headers, rows, text_columns=(1, 5)),
     )
 
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
-from foretoken.page.block import Cell, Chart, Column, Value
+from foretoken.page.block import Cell, Chart, Column, Table, Value
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Plot
 from foretoken.page.curve import draw_parts
-from foretoken.page.section import DataTable, Section
-from foretoken.simulator.validation.finding import error_cell, findings_section, number_table
+from foretoken.page.section import Section
+from foretoken.simulator.validation.finding import error_cell, findings_section
 from foretoken.simulator.validation.training import TrainingValidation
 from foretoken.simulator.validation.training_comparison import (
     BACKWARD,
@@ -81,7 +81,7 @@ def _runs(validations: Sequence[TrainingValidation]) -> Section:
     return Section(
         title="Errors of all runs",
         intro="Means without signs over the stages that are scored; flagged rows are left out.",
-        table=DataTable(headers=headers, rows=rows),
+        table=Table.listed(headers=headers, rows=rows),
     )
 
 
@@ -130,7 +130,7 @@ def _components(validation: TrainingValidation) -> Section:
     return Section(
         title="Components",
         intro="Means of one occurrence. Flagged rows are shown and not scored.",
-        table=number_table(headers, rows, text_columns=(5,)),
+        table=Table.listed(headers, rows, text_columns=(5,)),
     )
 
 
@@ -163,7 +163,7 @@ def _scores(validation: TrainingValidation) -> Section:
     error = validation.step.error_ratio
     rows.append(("step", 1, 0, f"{error:+.1%}", f"{abs(error):.1%}"))
     headers = ("component", "scored", "flagged", "mean error", "without signs")
-    return Section(title="Errors by component", table=number_table(headers, rows))
+    return Section(title="Errors by component", table=Table.listed(headers, rows))
 
 
 def _contributions(validation: TrainingValidation) -> Section:
@@ -178,7 +178,7 @@ def _contributions(validation: TrainingValidation) -> Section:
             " stage's passes count once for every micro batch, other stages' once, a transfer twice"
             " for every boundary, what follows the pipeline once."
         ),
-        table=number_table(("component", "of the step (ms)", "share"), rows),
+        table=Table.listed(("component", "of the step (ms)", "share"), rows),
     )
 
 
@@ -214,7 +214,7 @@ def _stability(validation: TrainingValidation) -> Section:
             " that is compared, and the standard deviation over the mean where single steps are"
             f" known. {simulated}"
         ),
-        table=number_table(headers, rows) if rows else None,
+        table=Table.listed(headers, rows) if rows else None,
     )
 
 
@@ -257,7 +257,7 @@ def _proportions(validation: TrainingValidation) -> Section:
         intro="Shares of the first stage's step. Each part is without what it contains: layers"
         " without their reductions of tensor parallelism, the optimizer without the gathering of"
         " parameters. What is left of the step is waiting, and what was not measured.",
-        table=number_table(headers, rows),
+        table=Table.listed(headers, rows),
     )
 
 

@@ -17,7 +17,8 @@ from foretoken.domain.job import JobState, error_of_job
 from foretoken.domain.models.load import load_model
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.page.section import DataTable, Section
+from foretoken.page.block import Table
+from foretoken.page.section import Section
 from foretoken.simulator.report.page import render_page
 from foretoken.simulator.report.question import with_echo
 from foretoken.simulator.training.calibration import CalibrationResult, calibrate_training
@@ -128,7 +129,7 @@ def _calibrate(visit: Visit, scenario: TrainingScenario, path: Path) -> Section:
     )
 
 
-def _steps_table(result: CalibrationResult) -> DataTable | None:
+def _steps_table(result: CalibrationResult) -> Table | None:
     if not result.steps:
         return None
     rows = [
@@ -143,7 +144,7 @@ def _steps_table(result: CalibrationResult) -> DataTable | None:
         for step in result.steps
     ]
     headers = ("step", "measured (ms)", "raw (ms)", "error", "calibrated (ms)", "error then")
-    return DataTable(headers=headers, rows=rows)
+    return Table.listed(headers=headers, rows=rows)
 
 
 def _simulate(visit: Visit, scenario: TrainingScenario) -> TrainingReport:
