@@ -139,7 +139,7 @@ def test_a_page_has_a_section_for_each_operator() -> None:
     assert [section.title for section in sections] == titles
     table = sections[0].table
     assert table is not None
-    assert list(table.rows[0]) == [
+    assert table.texts()[0] == [
         *("8 x 1 node, bf16", "3", "1,049", "10.0%", "10.0%", "interpolated")
     ]
     page = render_profile("profile", _fitted())

@@ -45,7 +45,7 @@ def test_cells_are_found_again() -> None:
 def test_the_table_counts_bytes_by_axis(section: Section) -> None:
     table = section.table
     assert table is not None
-    assert [list(row) for row in table.rows] == [
+    assert table.texts() == [
         ["tp", "8", "1", "8", "1"],
         ["pp", "4", "0.5", "3", "2"],
         ["all", "12", "1.5", "8", "3"],

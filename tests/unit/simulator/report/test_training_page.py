@@ -79,7 +79,7 @@ def test_a_page_names_memory_with_its_limit_and_margin(
     parts = sections["Memory by part"].table
     assert parts is not None
     assert [column.title for column in parts.columns] == ["stage", *OF_MEMORY]
-    assert parts.rows[0] == ["0", "2.00", "4.00", "12.00", "9.00", "1.00"]
+    assert parts.rows[0] == ("0", "2.00", "4.00", "12.00", "9.00", "1.00")
 
 
 def test_a_stage_that_does_not_fit_stands_out() -> None:

@@ -93,7 +93,7 @@ class Column:
     better: Better = ""
     is_text: bool = False
     definition: str = ""
-    read: "Callable[[Any], Scalar | Cell] | None" = None
+    read: "Callable[[Any], Scalar | Cell] | None" = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         """Give it a name."""

@@ -169,27 +169,22 @@ def _pictures(report: QualityReport, rows: ArrowStream) -> Section:
 
 
 def _findings(report: QualityReport) -> Section:
-    headers = (
-        "test", "operator", "device", "phase", "framework, kernel",
-        "rows", "flagged", "new", "example", "file",
-    )  # fmt: skip
-    rows = [
-        (
-            finding.test,
-            finding.operator,
-            " · ".join(filter(None, (finding.device, finding.topology))),
-            finding.phase,
-            ", ".join(filter(None, (finding.framework, finding.kernel))),
-            f"{finding.num_rows:,}",
-            f"{finding.num_flagged:,}",
-            f"{finding.num_new:,}",
-            finding.example,
-            finding.source_file,
-        )
-        for finding in report.findings
-    ]
-    table = Table.listed(headers=headers, rows=rows, text_columns=(1, 2, 3, 4, 8, 9))
+    table = Table.of(
+        report.findings,
+        *(Column.words(name) for name in ("test", "operator")),
+        Column.words("device", read=lambda found: _joined(" · ", found.device, found.topology)),
+        Column.words("phase"),
+        Column.words(
+            "framework, kernel", read=lambda found: _joined(", ", found.framework, found.kernel)
+        ),
+        *(Column(title=title, name=f"num_{title}") for title in ("rows", "flagged", "new")),
+        *(Column.words("example"), Column.words("file", "source_file")),
+    )
     return Section(title="Findings", table=table)
+
+
+def _joined(by: str, *words: str) -> str:
+    return by.join(filter(None, words))
 
 
 def _describe_tests(report: QualityReport) -> Mapping[str, str]:
@@ -224,8 +219,7 @@ def _subject_of(finding: QualityFinding) -> tuple[str, ...]:
 
 def _title_of(subject: Sequence[str]) -> str:
     operator, device, topology, phase, framework, kernel = subject
-    pieces = (f"{operator} {phase} on {device}", topology, framework, kernel)
-    return " · ".join(filter(None, pieces))
+    return _joined(" · ", f"{operator} {phase} on {device}", topology, framework, kernel)
 
 
 def _caption_of(report: QualityReport, subject: tuple[str, ...]) -> str:

@@ -114,42 +114,36 @@ def _curves(report: CapacityReport) -> list[Section]:
 
 
 def _probes(probes: Sequence[CapacityProbe]) -> Section:
-    limits = limits_of(probes)
-    rows: list[list[str | Cell]] = []
-    for probe in probes:
-        values = {(outcome.metric, outcome.percentile): outcome.value for outcome in probe.outcomes}
-        rows.append(
-            [
-                format_number(probe.rate_rps),
-                f"{probe.num_requests:,}",
-                format_number(probe.output_throughput_tps),
-                *(
-                    _value(key[0], values.get(key), is_cut_short=probe.is_cut_short)
-                    for key in limits
-                ),
-                _verdict(probe),
-            ]
-        )
-    names = [
-        describe_limit(metric, percentile) + ("" if metric == ATTAINMENT else " (ms)")
-        for metric, percentile in limits
-    ]
-    throughput = METRICS["output_throughput_tps"].title
-    headers = ("requests/s", "requests", throughput, *names, "verdict")
+    table = Table.of(
+        probes,
+        Column.words("requests/s", read=lambda probe: format_number(probe.rate_rps)),
+        Column(title="requests", name="num_requests"),
+        Column.of("output_throughput_tps"),
+        *(_outcome(metric, percentile) for metric, percentile in limits_of(probes)),
+        Column.words("verdict", read=_verdict),
+    )
     return Section(
         title="Runs",
         intro="In the order they were made. A run that was cut short could have become no better.",
-        table=Table.listed(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
+        table=table,
     )
 
 
-def _value(metric: str, value: float | None, *, is_cut_short: bool) -> str:
-    """Return a figure; that of a run that was cut short is the best it could have become."""
-    if value is None:
-        return ""
-    if metric == ATTAINMENT:
-        return f"{'<= ' * is_cut_short}{value:.1%}"
-    return f"{'>= ' * is_cut_short}{format_number(value)}"
+def _outcome(metric: str, percentile: float) -> Column:
+    """Return the column of a figure; that of a run cut short is the best it could have become."""
+
+    def read(probe: CapacityProbe) -> str:
+        values = [
+            outcome.value
+            for outcome in probe.outcomes
+            if (outcome.metric, outcome.percentile) == (metric, percentile)
+        ]
+        if metric == ATTAINMENT:
+            return "".join(f"{'<= ' * probe.is_cut_short}{value:.1%}" for value in values)
+        return "".join(f"{'>= ' * probe.is_cut_short}{format_number(value)}" for value in values)
+
+    title = describe_limit(metric, percentile) + ("" if metric == ATTAINMENT else " (ms)")
+    return Column(title=title, read=read)
 
 
 def _verdict(probe: CapacityProbe) -> str | Cell:

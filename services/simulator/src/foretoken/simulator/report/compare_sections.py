@@ -10,7 +10,7 @@ from foretoken.domain.requests.training_run import TrainingRunReport
 from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.page.block import Table
+from foretoken.page.block import Column, Table
 from foretoken.page.section import Section
 from foretoken.simulator.report.capacity_sections import capacity_charts
 from foretoken.simulator.report.compare_runs import (
@@ -39,24 +39,21 @@ def compare_sections(runs: Sequence[ComparedRun]) -> list[Section]:
 
 
 def _overview(runs: Sequence[ComparedRun]) -> Section:
-    rows = [
-        (
-            run.label,
-            run.result.headline,
-            run.result.title,
-            run.result.created_at.partition(".")[0].replace("T", " "),
-            run.report.model_version or "no trained model",
-            run.result.job_id,
-        )
-        for run in runs
-    ]
-    headers = ("run", "answer", "of", "at (UTC)", "predictor", "job")
-    return Section(
-        title="Runs",
-        warning=" ".join(list_warnings(runs)),
-        intro=" ".join(list_remarks(runs)),
-        table=Table.listed(headers=headers, rows=rows, text_columns=range(1, len(headers))),
+    table = Table.of(
+        runs,
+        Column.words("run", "label"),
+        Column.words("answer", "headline").part("result"),
+        Column.words("of", "title").part("result"),
+        Column.words("at (UTC)", read=_created_at),
+        Column.words("predictor", read=lambda run: run.report.model_version or "no trained model"),
+        Column.words("job", "job_id").part("result"),
     )
+    intro = " ".join(list_remarks(runs))
+    return Section(title="Runs", warning=" ".join(list_warnings(runs)), intro=intro, table=table)
+
+
+def _created_at(run: ComparedRun) -> str:
+    return run.result.created_at.partition(".")[0].replace("T", " ")
 
 
 def _changes(runs: Sequence[ComparedRun]) -> Section:

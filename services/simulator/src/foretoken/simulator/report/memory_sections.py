@@ -57,50 +57,41 @@ def fullest_of(stages: Sequence[StageMemory]) -> StageMemory:
 
 def peak_table(stages: Sequence[StageMemory], *, has_advice: bool = False) -> Table:
     """Return the peaks of stages, with when they are where it is known; advice if it is wanted."""
-    has_peaks = any(stage.peak_ms for stage in stages)
-    rows = [
-        [
-            str(stage.stage),
-            _gib(stage.total_bytes),
-            _gib(stage.reserved_bytes),
-            _gib(stage.headroom_bytes),
-            _gib(stage.device_bytes),
-            _margin(stage),
-            *([format_number(stage.peak_ms)] if has_peaks else []),
-            format_number(stage.num_in_flight),
-            stage.largest,
-            *([stage.advice] if has_advice else []),
-        ]
-        for stage in stages
-    ]
-    headers = ["stage", "allocated (GiB)", "reserved (GiB)", "headroom (GiB)", "device (GiB)"]
-    headers += ["margin (GiB)", *(["peak at (ms)"] if has_peaks else []), "in flight"]
-    words = ["largest part", *(["advice"] if has_advice else [])]
-    texts = range(len(headers), len(headers) + len(words))
-    return Table.listed(headers=[*headers, *words], rows=rows, text_columns=texts)
+    columns = [_STAGE, *(_gib(f"{name} (GiB)", field) for name, field in _SIZES.items())]
+    columns.append(Column(title="margin (GiB)", read=_margin))
+    if any(stage.peak_ms for stage in stages):
+        columns.append(Column(title="peak at (ms)", name="peak_ms"))
+    columns += [Column(title="in flight", name="num_in_flight")]
+    columns += [Column.words("largest part", "largest")]
+    return Table.of(stages, *columns, *([Column.words("advice")] if has_advice else []))
 
 
 def parts_section(stages: Sequence[StageMemory]) -> Section:
     """Return what holds the memory of every stage at its peak."""
-    rows = [
-        [str(stage.stage), *(_gib(getattr(stage, f"{name}_bytes")) for name in OF_MEMORY)]
-        for stage in stages
-    ]
     return Section(
         title="Memory by part",
         intro="Of one device of every stage at its peak, in GiB. The parts add up to the allocated"
         " memory.",
-        table=Table.listed(headers=("stage", *OF_MEMORY), rows=rows),
+        table=Table.of(stages, _STAGE, *(_gib(name, f"{name}_bytes") for name in OF_MEMORY)),
     )
 
 
+def _gib(title: str, name: str) -> Column:
+    return Column(title=title, name=name, read=lambda stage: f"{getattr(stage, name) / GIB:.2f}")
+
+
 def _margin(stage: StageMemory) -> Cell | str:
-    text = _gib(stage.margin_bytes)
+    text = f"{stage.margin_bytes / GIB:.2f}"
     return Cell(value=f"{text}, too little", tone="alert") if stage.margin_bytes < 0 else text
 
 
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f}"
+_STAGE = Column.words("stage", read=lambda stage: str(stage.stage))
+_SIZES = {
+    "allocated": "total_bytes",
+    "reserved": "reserved_bytes",
+    "headroom": "headroom_bytes",
+    "device": "device_bytes",
+}
 
 
 def _parts_gib(stage: StageMemory) -> Mapping[str, float]:

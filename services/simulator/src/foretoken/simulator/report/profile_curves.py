@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.metrics.metric import SHARE
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import BLUE, ORANGE, VERMILION, Plot
 from foretoken.page.curve import Curve, draw_curves
@@ -143,21 +143,25 @@ def _section(
 
 
 def _table(curves: Sequence[FittedCurve], unit: str) -> Table:
-    rows = []
-    for curve in curves:
-        key, measured = curve.measured.key, curve.measured
-        _, scale = rate_unit(key)
-        errors = np.abs(curve.error_ratio)
-        rates = key.rates(measured.sizes, measured.latency_us) / scale
-        rows.append(
-            (
-                key.title,
-                f"{len(measured.sizes):,}",
-                format_number(float(rates.max())),
-                f"{float(np.median(errors)):.1%}",
-                f"{float(errors.max()):.1%}",
-                curve.provenance,
-            )
-        )
-    headers = ("curve", "points", f"highest ({unit})", "median error", "worst error", "rests on")
-    return Table.listed(headers=headers, rows=rows, text_columns=(5,))
+    return Table.of(
+        curves,
+        Column.words("curve", read=lambda curve: curve.measured.key.title),
+        Column(title="points", read=lambda curve: len(curve.measured.sizes)),
+        Column(title=f"highest ({unit})", read=_highest_rate),
+        Column(
+            title="median error",
+            unit=SHARE,
+            read=lambda curve: float(np.median(np.abs(curve.error_ratio))),
+        ),
+        Column(
+            title="worst error",
+            unit=SHARE,
+            read=lambda curve: float(np.abs(curve.error_ratio).max()),
+        ),
+        Column.words("rests on", "provenance"),
+    )
+
+
+def _highest_rate(curve: FittedCurve) -> float:
+    key, measured = curve.measured.key, curve.measured
+    return float(key.rates(measured.sizes, measured.latency_us).max()) / rate_unit(key)[1]

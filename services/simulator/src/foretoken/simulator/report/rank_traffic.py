@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.results.training_report import TrafficColumns, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.block import Chart, Column, Table
@@ -102,18 +101,14 @@ def _title(cell: int) -> str:
 
 
 def _table(found: TrafficMap, num_devices: int) -> Table:
-    rows = [
-        (
-            axis,
-            format_number(float(matrix.sum()) / GIB),
-            format_number(float(matrix.sum()) / GIB / num_devices),
-            format_number(float(matrix.max()) / GIB),
-            f"{np.count_nonzero(matrix):,}",
-        )
-        for axis, matrix in {**found.by_axis, "all": found.total}.items()
-    ]
-    headers = (
-        *("along", "all send (GiB)", "a device sends (GiB)", "busiest pair (GiB)"),
-        "pairs that communicate",
+    sent = {axis: matrix / GIB for axis, matrix in {**found.by_axis, "all": found.total}.items()}
+    return Table.of(
+        sent,
+        Column.words("along"),
+        Column(title="all send (GiB)", read=lambda axis: float(sent[axis].sum())),
+        Column(
+            title="a device sends (GiB)", read=lambda axis: float(sent[axis].sum()) / num_devices
+        ),
+        Column(title="busiest pair (GiB)", read=lambda axis: float(sent[axis].max())),
+        Column(title="pairs that communicate", read=lambda axis: int(np.count_nonzero(sent[axis]))),
     )
-    return Table.listed(headers=headers, rows=rows)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import cycle
 
 from foretoken.domain.metrics.metric import SHARE
-from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CandidateColumns, CapacityProbe, Finalist
 from foretoken.page.block import Cell, Chart, Column, Table
@@ -50,23 +49,18 @@ def _has_slo(finalist: Finalist) -> bool:
 def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
     # Without an SLO every request would be in it.
     has_slo = any(_has_slo(finalist) for finalist, _ in found)
-    rows: list[list[str | Cell]] = []
-    for finalist, candidates in found:
-        missed = missed_outcomes(finalist.outcomes)
-        report = finalist.report
-        verdict = Cell(value="misses " + ", ".join(missed), tone="alert")
-        rows.append(
-            [
-                finalist.name,
-                format_number(proposed_rate(finalist)),
-                *(format_number(value) for value in steady_figures(finalist, candidates)),
-                *([f"{report.slo_attainment_ratio:.1%}"] if has_slo else []),
-                "meets the targets" if finalist.is_met else verdict,
-            ]
-        )
-    slo = [METRICS["slo_attainment_ratio"].label] if has_slo else []
-    latencies = latency_titles("mean", "p99")
-    headers = ("deployment", "requests/s", METRICS[_THROUGHPUT].title, *latencies, *slo, "verdict")
+    columns = [
+        Column.words("deployment", read=lambda one: one[0].name),
+        Column(title="requests/s", read=lambda one: proposed_rate(one[0])),
+        Column(title=METRICS[_THROUGHPUT].title, read=lambda one: steady_figures(*one)[0]),
+        *(
+            Column(title=title, read=lambda one, place=place: steady_figures(*one)[place])
+            for place, title in enumerate(latency_titles("mean", "p99"), 1)
+        ),
+    ]
+    if has_slo:
+        columns.append(Column.of("slo_attainment_ratio").part("report").part(0))
+    columns.append(Column.words("verdict", read=_verdict).part(0))
     return Section(
         title="Simulated request by request",
         intro=(
@@ -74,8 +68,13 @@ def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
             "percentiles are in these figures, of the requests that come once the load is steady. "
             "What misses a target then has no rank; the next best is simulated in its place."
         ),
-        table=Table.listed(headers=headers, rows=rows, text_columns=(len(headers) - 1,)),
+        table=Table.of(found, *columns),
     )
+
+
+def _verdict(finalist: Finalist) -> str | Cell:
+    missed = ", ".join(missed_outcomes(finalist.outcomes))
+    return "meets the targets" if finalist.is_met else Cell(value=f"misses {missed}", tone="alert")
 
 
 def _load_curves(finalists: Sequence[Finalist]) -> list[Section]:

@@ -195,14 +195,12 @@ def waterfall(report: ServingReport) -> list[Section]:
     rows = [row for place in chosen for row in _spans(report, int(place))]
     if not rows:
         return []
-    columns = [
-        Column.words("request", "request"),
-        Column.words("does", "does"),
-        Column(title="time (s)", name="start"),
-        Column(title="until (s)", name="end"),
+    columns = (
+        *(Column.words("request"), Column.words("does")),
+        *(Column(title="time (s)", name="start"), Column(title="until (s)", name="end")),
         Column(title="prompt tokens", name="num_prefill_tokens"),
         Column(title="answer tokens", name="num_decode_tokens"),
-    ]
+    )
     num_all = len(report.requests.arrival_s)
     plot = Plot(
         title="Single requests",
@@ -231,17 +229,13 @@ def _choose(report: ServingReport) -> NDArray[np.int64]:
 
 def _spans(report: ServingReport, place: int) -> Iterator[tuple[str, str, float, float, int, int]]:
     """Yield what a request did from when to when; what took no time is left out."""
+    columns = report.requests
     arrival, queued, scheduled, first, finished, transferred, prompt, answer = (
-        float(_column(report, name)[place]) if len(_column(report, name)) else -1.0
-        for name in (
-            "arrival_s",
-            "queued_s",
-            "scheduled_s",
-            "first_token_s",
-            "finished_s",
-            "transferred_s",
-            "num_prefill_tokens",
-            "num_decode_tokens",
+        float(column[place]) if len(column) else -1.0
+        for column in (
+            *(columns.arrival_s, columns.queued_s, columns.scheduled_s, columns.first_token_s),
+            *(columns.finished_s, columns.transferred_s),
+            *(columns.num_prefill_tokens, columns.num_decode_tokens),
         )
     )
     parts = [

@@ -96,33 +96,30 @@ def _named(label: str, *words: str) -> str:
     return ", ".join(word for word in (label, *words) if word)
 
 
+def _say_cut(label: str, num_shown: int, num: int, which: str = "") -> str:
+    """Return how many stages are drawn, where it is not all."""
+    few = f" Drawn are {_named(label, f'{num_shown} of {num} stages')}{which}."
+    return few if num_shown < num else ""
+
+
 def span_chart(title: str, spans: Mapping[str, SpanArrays], caption: str) -> Chart:
     """Return the spans of stages as a Gantt chart, of one step or of several by name."""
-    columns = [
-        Column.words("stage", "row"),
-        Column(title="time (ms)", name="start_ms"),
-        Column(title="until (ms)", name="end_ms"),
-        Column.words("kind"),
-        Column(title="micro batch"),
-        Column(title="chunk"),
-    ]
-    rows = []
+    columns = (
+        *(Column.words("stage", "row"), Column(title="time (ms)", name="start_ms")),
+        *(Column(title="until (ms)", name="end_ms"), Column.words("kind")),
+        *(Column(title="micro batch"), Column(title="chunk")),
+    )
+    rows: list[tuple[str | float | None, ...]] = []
     for label, found in spans.items():
-        order = np.lexsort((found.start_ms, ~found.is_compute, found.stage))
-        for place in order.tolist():
-            stream = "" if found.is_compute[place] else ", communication"
-            row = _named(label, f"stage {found.stage[place]}{stream}")
-            batch = int(found.micro_batch[place])
-            rows.append(
-                (
-                    row,
-                    float(found.start_ms[place]),
-                    float(found.end_ms[place]),
-                    kind_label(int(found.kind[place])),
-                    batch if batch >= 0 else None,
-                    int(found.chunk[place]),
-                )
-            )
+        some = found.pick(np.lexsort((found.start_ms, ~found.is_compute, found.stage)))
+        named = [
+            _named(label, f"stage {stage}{'' if is_compute else ', communication'}")
+            for stage, is_compute in zip(some.stage, some.is_compute, strict=True)
+        ]
+        kinds = [kind_label(kind) for kind in some.kind.tolist()]
+        batches = [batch if batch >= 0 else None for batch in some.micro_batch.tolist()]
+        times = (some.start_ms.tolist(), some.end_ms.tolist())
+        rows += zip(named, *times, kinds, batches, some.chunk.tolist(), strict=True)
     plot = Plot(
         title=title,
         table=Table(columns=columns, rows=rows),
@@ -176,8 +173,7 @@ def _streams(spans: Mapping[str, SpanArrays]) -> Chart:
         streams = measure_streams(found)
         shown = pick_stages(list(streams), _MAX_BARS // len(spans))
         rows |= {_named(label, f"stage {stage}"): streams[stage] for stage in shown}
-        if len(shown) < len(streams):
-            cut += f" Drawn are {_named(label, f'{len(shown)} of {len(streams)} stages')}."
+        cut += _say_cut(label, len(shown), len(streams))
     caption = (
         "Passes contain the tensor-parallel communication that waits for nothing else. Exposed"
         " communication is transfers, reductions and gathers with no computation during them."
@@ -216,8 +212,7 @@ def memory(reports: Reports) -> Section:
     for label, report in reports.items():
         shown = _shown_stages(report.memory, _MAX_BARS // len(reports))
         rows |= {_named(label, f"stage {stage.stage}"): stage for stage in shown}
-        if len(shown) < len(report.memory):
-            cut += f" Drawn are {_named(label, f'{len(shown)} of {len(report.memory)} stages')}."
+        cut += _say_cut(label, len(shown), len(report.memory))
     pictures = [memory_chart(rows, "Peak memory of one device", cut)]
     held = {label: r for label, r in reports.items() if len(r.memory_timeline.time_ms)}
     if held:
@@ -260,9 +255,7 @@ def _memory_over_time(reports: Reports) -> Chart:
             for number in shown
             for here in (stage == number,)
         ]
-        if len(shown) < len(all_stages):
-            drawn = _named(label, f"{len(shown)} of {len(all_stages)} stages")
-            cut += f" Drawn are {drawn}, with the fullest."
+        cut += _say_cut(label, len(shown), len(all_stages), ", with the fullest")
     caption = "What tensors occupy on one device of a stage, from the step's start to its end."
     sizes = [size / GIB for report in reports.values() if (size := report.device_memory_bytes)]
     title, rules = "Allocated memory over the step", device_rules(sizes, "y")

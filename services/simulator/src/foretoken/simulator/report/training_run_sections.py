@@ -10,7 +10,7 @@ from foretoken.domain import schema
 from foretoken.domain.metrics.metric import SHARE, title_of
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
+from foretoken.domain.requests.training_run import RunSize, TrainingRunReport, TrainingRunRequest
 from foretoken.domain.units import MS_PER_S, S_PER_DAY, S_PER_HOUR
 from foretoken.page.block import Chart, Column, Table, Value
 from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Rule
@@ -266,20 +266,25 @@ def _describe_target(report: TrainingRunReport, request: TrainingRunRequest) -> 
 
 def _size_table(report: TrainingRunReport, request: TrainingRunRequest) -> Table:
     last = "in time" if request.target_days else "cannot run"
-    rows: Sequence[Sequence[str]] = [
-        (
-            f"{size.num_devices:,}",
-            f"{size.dp:,}",
-            format_number(size.step_time_ms / MS_PER_S),
-            f"{size.goodput_ratio:.1%}" if size.days else "-",
-            format_number(size.days) if size.days else "-",
-            f"{size.usd:,.0f}" if size.usd else "-",
-            size.reason or ("yes" if size.is_enough else ""),
-        )
-        for size in report.sizes
-    ]
-    headers = (
-        *(METRICS["num_devices"].label, "dp", title_of(METRICS["step_time_ms"].label, "s")),
-        *(METRICS["goodput_ratio"].label, "days", "USD", last),
+    return Table.of(
+        report.sizes,
+        Column.words(METRICS["num_devices"].label, read=lambda size: f"{size.num_devices:,}"),
+        Column(title="dp"),
+        Column(
+            title=title_of(METRICS["step_time_ms"].label, "s"),
+            read=lambda size: size.step_time_ms / MS_PER_S,
+        ),
+        _known(METRICS["goodput_ratio"].label, "goodput_ratio", "{:.1%}"),
+        *(_known("days", "days", "{:.3g}"), _known("USD", "usd", "{:,.0f}")),
+        Column.words(last, read=lambda size: size.reason or ("yes" if size.is_enough else "")),
     )
-    return Table.listed(headers=headers, rows=rows, text_columns=(6,))
+
+
+def _known(title: str, name: str, pattern: str) -> Column:
+    """Return the column of a figure, a dash where a run of that size cannot be."""
+
+    def read(size: RunSize) -> str:
+        value = getattr(size, name)
+        return pattern.format(value) if size.days and value else "-"
+
+    return Column(title=title, name=name, read=read)
