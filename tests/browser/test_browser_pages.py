@@ -133,6 +133,38 @@ def test_files_of_a_models_folder_are_asked_about_together(web: WebClient, brows
         assert expected == json.loads(page.get_by_label("Text of the Hugging Face").input_value())
 
 
+def test_a_models_folder_is_dropped_whole(web: WebClient, browser: Any, tmp_path: Path) -> None:
+    """More files than a reader gives at once, and folders in it, are no hindrance."""
+    stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    model, empty = tmp_path / "model", tmp_path / "empty"
+    for folder in (model / "original", empty):
+        folder.mkdir(parents=True)
+    for number in range(120):
+        (model / f"model-{number:05}-of-00120.safetensors").write_bytes(b"")
+    (model / "config.json").write_text(json.dumps(_CONFIG))
+    (model / "hf_quant_config.json").write_text(json.dumps(stored))
+    expected = {**_CONFIG, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    with _open(browser) as page:
+        page.goto(_address(web, "/"))
+        with page.expect_response("**/check") as checked:
+            _drop(page, "Another model: paste its config.json", model)
+        assert {} == checked.value.json()
+        text = page.get_by_label("Text of the Hugging Face")
+        assert expected == json.loads(text.input_value())
+        _drop(page, "Another model: paste its config.json", empty)
+        page.get_by_text("there is no config.json in this folder").wait_for()
+
+
+def _drop(page: Any, text: str, path: Path) -> None:
+    """Drop what lies at a path on a text of the page, as from a window of files."""
+    box = page.get_by_text(text).bounding_box()
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    session = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "data": data, **at})
+
+
 def _fill(web: WebClient, page: Any) -> None:
     """Import some rows, as a user does."""
     page.goto(_address(web, "/catalog/imports"))

@@ -52,11 +52,8 @@ def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
     columns = [
         Column.words("deployment", read=lambda one: one[0].name),
         Column(title="requests/s", read=lambda one: proposed_rate(one[0])),
-        Column(title=METRICS[_THROUGHPUT].title, read=lambda one: steady_figures(*one)[0]),
-        *(
-            Column(title=title, read=lambda one, place=place: steady_figures(*one)[place])
-            for place, title in enumerate(latency_titles("mean", "p99"), 1)
-        ),
+        _steady(METRICS[_THROUGHPUT].title, 0),
+        *(_steady(title, place) for place, title in enumerate(latency_titles("mean", "p99"), 1)),
     ]
     if has_slo:
         columns.append(Column.of("slo_attainment_ratio").part("report").part(0))
@@ -70,6 +67,10 @@ def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
         ),
         table=Table.of(found, *columns),
     )
+
+
+def _steady(title: str, place: int) -> Column:
+    return Column(title=title, read=lambda one: steady_figures(*one)[place])
 
 
 def _verdict(finalist: Finalist) -> str | Cell:

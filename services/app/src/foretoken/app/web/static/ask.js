@@ -48,7 +48,7 @@ form.addEventListener("submit", () => {
 });
 
 // A folder's files are read here, and one text is sent. NVIDIA's ModelOpt says in a file of its own how weights are stored.
-const STORED = "hf_quant_config.json";
+const [CONFIG, STORED] = ["config.json", "hf_quant_config.json"];
 
 function join(config, stored) {
   try {
@@ -59,14 +59,40 @@ function join(config, stored) {
   } catch { return config; }
 }
 
-const chosen = document.getElementById("f-config-file");
-chosen?.addEventListener("change", async () => {
-  const files = [...chosen.files];
+async function take(files) {
   const stored = files.find((one) => one.name === STORED);
-  const file = files.find((one) => one.name === "config.json") ?? files.find((one) => one !== stored);
-  if (!file) return;
+  const file = files.find((one) => one.name === CONFIG) ?? files.find((one) => one !== stored);
+  if (!file) return tell({ config: `there is no ${CONFIG} in this folder` });
   const text = await file.text();
   form.elements.config.value = stored ? join(text, await stored.text()) : text;
+  return check();
+}
+
+const chosen = document.getElementById("f-config-file");
+chosen?.addEventListener("change", async () => {
+  await take([...chosen.files]);
   chosen.value = "";
-  check();
+});
+
+// Of a folder that is dropped only these files are opened, whatever its weights take.
+async function filesOf(entry) {
+  if (entry.isFile) return [await new Promise((done, failed) => entry.file(done, failed))];
+  const [reader, found] = [entry.createReader(), []];
+  for (let some = [null]; some.length;) {
+    // A reader gives the next hundred, and none at the end.
+    some = await new Promise((done, failed) => reader.readEntries(done, failed));
+    found.push(...some.filter((one) => one.isFile && [CONFIG, STORED].includes(one.name)));
+  }
+  return (await Promise.all(found.map(filesOf))).flat();
+}
+
+const place = chosen?.closest("details");
+const hasFiles = (event) => event.dataTransfer.types.includes("Files");
+place?.addEventListener("dragover", (event) => { if (hasFiles(event)) event.preventDefault(); });
+place?.addEventListener("drop", async (event) => {
+  if (!hasFiles(event)) return;
+  event.preventDefault();
+  place.open = true;
+  const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+  await take((await Promise.all(entries.map(filesOf))).flat());
 });
