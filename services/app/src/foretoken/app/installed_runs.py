@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from foretoken.domain import schema
 from foretoken.domain.ports import CatalogPort
-from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.domain.requests.simulated_answer import read_finalist
 from foretoken.simulator.validation.published_run import (
     AskedRun,
     PublishedRun,
@@ -68,7 +67,7 @@ def describe_nearest(report: ServingSearchReport, runs: Sequence[PublishedRun]) 
 
 def _asked_of(report: ServingSearchReport) -> AskedRun:
     best = next((item for item in report.finalists if item.is_met), report.finalists[0])
-    scenario = schema.decode(ServingScenario, json.loads(best.scenario_json))
+    scenario = read_finalist(report, best)
     return AskedRun(
         model=scenario.model.name,
         device=scenario.device,

@@ -416,10 +416,11 @@ class Finalist:
     """A candidate that was simulated request by request, with its load-latency curve.
 
     `candidate` is its entry in the columns; `scenario_json` its resolved configuration, seed and
-    all; `is_met` says whether the simulation meets the targets that the closed form said it does: a
-    miss has rank 0. `report` is the simulation of one of the deployment's equal parts, whose
-    configuration is its own `scenario_json` and whose `steady` window is judged; `load` and
-    `scenario_json` are the whole's.
+    all but for a trace, which the request has (`simulated_answer.read_finalist`); `is_met` says
+    whether the simulation meets the targets that the closed form said it does: a miss has rank 0.
+    `report` is the simulation of one of the deployment's equal parts, whose configuration is its
+    own `scenario_json` and whose `steady` window is judged; `load` and `scenario_json` are the
+    whole's.
     """
 
     candidate: int

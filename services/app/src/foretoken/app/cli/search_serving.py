@@ -41,6 +41,7 @@ from foretoken.domain.requests.search import (
     ServingSearchReport,
     ServingSearchRequest,
 )
+from foretoken.domain.requests.simulated_answer import read_finalist
 from foretoken.domain.results.report import RequestColumns, SeriesColumns
 from foretoken.simulator.launch.deployment import LaunchOptions, write_deployment
 from foretoken.simulator.launch.server import find_server, find_server_of
@@ -352,7 +353,7 @@ def _launch_best(report: ServingSearchReport, folder: Path, options: LaunchOptio
 
     """
     chosen = find_launched(report)
-    scenario = schema.decode(ServingScenario, json.loads(chosen.scenario_json))
+    scenario = read_finalist(report, chosen)
     paths = write_deployment(scenario, folder, options)
     if chosen.name != report.best:
         note(f"{report.best} misses the targets when simulated")

@@ -558,7 +558,7 @@ class Finalist(_message.Message):
     met: _builtins.bool
     """Whether the simulation meets the targets. Not set: it does."""
     scenario_json: _builtins.str
-    """Its resolved configuration as JSON. Empty: not kept."""
+    """Its resolved configuration as JSON; the requests of a trace are in the report's request_json. Empty: not kept."""
     @_builtins.property
     def report(self) -> _report_pb2.ServingReport:
         """The simulation of one of its equal parts, without its tables. Not set: none."""

@@ -11,11 +11,11 @@ from foretoken.app.installed_runs import describe_nearest, list_installed_runs
 from foretoken.app.web.views.results import pack_files
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
 from foretoken.client.results import read_result
-from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownJobError
 from foretoken.domain.job import Job, JobState, error_of_job
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.domain.requests.simulated_answer import read_finalist
 from foretoken.simulator.launch.deployment import write_deployment
 from foretoken.simulator.report.search_candidates import describe_verdict
 
@@ -214,7 +214,7 @@ def _scenario_of(report: ServingSearchReport, name: str) -> ServingScenario:
     if name and found is None:
         raise InvalidRequestError.of_field("name", f"{name} was not simulated")
     chosen = found or find_launched(report)
-    return schema.decode(ServingScenario, json.loads(chosen.scenario_json))
+    return read_finalist(report, chosen)
 
 
 def _launched(report: ServingSearchReport) -> str:

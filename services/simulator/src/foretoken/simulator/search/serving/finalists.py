@@ -1,6 +1,5 @@
 """Finalists: simulated over the steady part of their runs."""
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -8,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from foretoken.domain import schema
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import CapacityProbe, Finalist, LatencyLimit, ServingTargets
@@ -28,7 +26,11 @@ from foretoken.simulator.serving.metrics import is_completed
 from foretoken.simulator.serving.occupancy import find_interval
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord, TokenRuns
 from foretoken.simulator.serving.service_level import measure_window
-from foretoken.simulator.serving.simulation import PreparedDeployment, prepare_deployment
+from foretoken.simulator.serving.simulation import (
+    PreparedDeployment,
+    prepare_deployment,
+    resolved_json,
+)
 from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 
@@ -225,7 +227,7 @@ def simulate_load(task: LoadTask, basis: LoadBasis) -> LoadOutcome:
     deployment = prepare_deployment(
         scenario, known.__getitem__, basis.longest_tokens, plan.mean_tokens
     )
-    report = ServingReport(num_requests=plan.num_requests, scenario_json=encode_scenario(scenario))
+    report = ServingReport(num_requests=plan.num_requests, scenario_json=resolved_json(scenario))
     if deployment.infeasibility:
         feasibility = Feasibility(is_feasible=False, reason=deployment.infeasibility)
         return LoadOutcome(
@@ -338,11 +340,6 @@ def _whole_window(record: ServingRecord) -> SteadyWindow:
     )
 
 
-def encode_scenario(scenario: ServingScenario) -> str:
-    """Return a scenario as JSON."""
-    return json.dumps(schema.encode(scenario))
-
-
 class CandidateRuns:
     """Simulates candidates; surfaces it asked the predictor for serve the next search."""
 
@@ -432,7 +429,7 @@ def make_finalist(
         report=proposed.report,
         outcomes=proposed.probe.outcomes,
         load=(*others[:num_below], proposed.probe, *others[num_below:]),
-        scenario_json=encode_scenario(maker.scenario(row, title)),
+        scenario_json=resolved_json(maker.scenario(row, title)),
     )
 
 
