@@ -29,8 +29,7 @@ from foretoken.domain.requests.search import (
     ServingSpace,
     ServingTargets,
 )
-from foretoken.domain.requests.simulated_answer import read_finalist
-from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.hardware_change import HARDWARE_CHANGES
 from foretoken.simulator.search.serving.points import PAIR_TTFT_ERROR_RATIO, TTFT_ERROR_RATIO
@@ -39,7 +38,6 @@ from foretoken.simulator.search.serving.search import (
     candidate_scenario,
     count_points,
 )
-from foretoken.simulator.serving.simulation import resolved_json
 
 _DEVICE = "h100_sxm"
 
@@ -314,28 +312,6 @@ def test_finalists_are_simulated_at_their_loads() -> None:
         assert finalist.name == report.candidates.name[finalist.candidate]
         assert rates[0] < rates[2]
         assert finalist.scenario_json
-
-
-def test_a_trace_is_kept_once_whatever_is_simulated_of_it() -> None:
-    """In the request: a finalist says the rest, and is read as it was simulated."""
-    rows = tuple(
-        Request(arrival_s=0.05 * n, num_prefill_tokens=100 + n, num_decode_tokens=20)
-        for n in range(300)
-    )
-    workload = WorkloadSpec(arrival="trace", trace_requests=rows, num_requests=len(rows))
-    scenario = replace(_request().scenario, workload=workload)
-    request = _request(scenario=scenario, num_finalists=2)
-
-    report = _run(request)
-
-    assert len(report.finalists) == 2
-    for finalist in report.finalists:
-        for text in (finalist.scenario_json, finalist.report.scenario_json):
-            assert len(text) < len(report.request_json) / 2
-        read = read_finalist(report, finalist)
-        assert rows == tuple(read.workload.trace_requests)
-        written = json.loads(resolved_json(read))
-        assert json.loads(finalist.scenario_json) == written
 
 
 def test_one_replica_stands_for_all_that_are_alike() -> None:
