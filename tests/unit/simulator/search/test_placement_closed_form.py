@@ -128,7 +128,8 @@ def test_what_cannot_be_interleaved_is_counted_with_a_reason() -> None:
 
 
 def test_points_are_counted_once_whether_they_fit_or_not() -> None:
-    survey = _answer(build_request(has_subsets=True, micro_batch_sizes=(1, 8))).survey
+    request = build_request(has_subsets=True, tp=(4,), micro_batch_sizes=(1, 8), partition="even")
+    survey = _answer(request).survey
     ruled_out = {name: count for name, (count, _) in survey.verdicts.items()}
     assert survey.num_points == survey.num_fitting + sum(ruled_out.values())
     assert survey.num_legal == survey.num_fitting + ruled_out.get("memory", 0)
@@ -139,7 +140,7 @@ def test_points_are_counted_once_whether_they_fit_or_not() -> None:
 
 def test_a_sure_predictor_leaves_no_ties() -> None:
     """Where every estimate is sure the first is the best; where none is, others tie with it."""
-    request = build_request(has_subsets=True, tp=(2,))
+    request = build_request(node_groups=_PAIR, tp=(4,))
     book = StageBook.of_request(request)
     sure = answer_placements(request, book, Setting(predictor=CertainPredictor()), lambda _: None)
     unsure = answer_placements(request, book, Setting(predictor=SheetPredictor()), lambda _: None)
@@ -171,7 +172,8 @@ def test_the_next_takes_the_place_of_one_that_does_not_fit_when_simulated() -> N
 def test_changes_of_the_hardware_and_the_batch_are_answered() -> None:
     """Faster parts make the best no slower, more memory lets no fewer fit."""
     request = replace(
-        build_request(tp=(1, 2), micro_batch_sizes=(4,), recompute="none"), has_sensitivity=True
+        build_request(node_groups=_PAIR, tp=(1, 2), micro_batch_sizes=(4,), recompute="none"),
+        has_sensitivity=True,
     )
     report = search_training(request, SheetPredictor(), InlineContext())
     found = {item.change: item for item in report.sensitivities}
