@@ -115,6 +115,7 @@ _RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", _RUNS)
 def test_what_an_image_leaves_out_it_does_not_import(repository: Path, service: str) -> None:
     text = (repository / "deploy/Dockerfile").read_text(encoding="utf-8")

@@ -104,6 +104,7 @@ def cluster(
 
 
 # Each over the one before, and back to the first.
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [*_VARIANTS, "base"])
 def test_an_overlay_is_applied_over_another(
     variant: str, cluster: _Cluster, variants: dict[str, list[Manifest]], server: ApplyServer
@@ -117,6 +118,7 @@ def test_an_overlay_is_applied_over_another(
     }
 
 
+@pytest.mark.slow
 def test_what_cannot_be_changed_is_refused(
     cluster: _Cluster, variants: dict[str, list[Manifest]]
 ) -> None:

@@ -31,6 +31,7 @@ _EXTRAS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("service", ["catalog", "predictor", "simulator", "profiler"])
 def test_a_service_starts_without_what_only_others_need(
     pyproject: Mapping[str, Any], service: str

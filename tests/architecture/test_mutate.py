@@ -15,6 +15,7 @@ _NAMES = ("schedulers_golden", "schedulers_drawn", "scheduler_orca")
 _TESTS = " ".join(f"{_FOLDER}/test_{name}.py" for name in _NAMES)
 
 
+@pytest.mark.slow
 def test_a_module_has_the_tests_that_bear_its_name_or_its_folders() -> None:
     assert f"{_MODULE}: {_TESTS}\n" == _run("--list")
 

@@ -94,6 +94,7 @@ def test_one_version_is_everywhere(repository_files: list[Path], repository: Pat
     assert {foretoken.__version__} == versions, found
 
 
+@pytest.mark.slow
 def test_what_is_not_ready_is_refused_with_what_to_do(clone: Path) -> None:
     """In the order in which one who releases would meet it."""
     assert "this commit has no tag: git tag v" in _release(clone).stderr
@@ -109,12 +110,14 @@ def test_what_is_not_ready_is_refused_with_what_to_do(clone: Path) -> None:
     assert not (clone / "dist").exists()
 
 
+@pytest.mark.slow
 def test_the_notes_are_the_changelog_of_the_version(released: Path) -> None:
     notes = (released / "release-notes.md").read_text(encoding="utf-8")
     assert notes.startswith(_LINE)
     assert "## [" not in notes
 
 
+@pytest.mark.slow
 def test_the_archive_and_the_wheel_are_of_the_version(released: Path) -> None:
     names = {path.name for path in released.iterdir()}
     assert {
@@ -127,6 +130,7 @@ def test_the_archive_and_the_wheel_are_of_the_version(released: Path) -> None:
     } == names
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_source_and_data_file(
     wheel: Path, source_roots: list[Path], repository_files: list[Path]
 ) -> None:
@@ -144,6 +148,7 @@ def test_the_wheel_holds_every_source_and_data_file(
     assert {".py", ".pyi", ".yaml", ".j2", ".typed"} <= endings, endings
 
 
+@pytest.mark.slow
 def test_the_starter_s_wheel_holds_its_dataset_and_whose_figures_they_are(
     released: Path, repository: Path, repository_files: list[Path]
 ) -> None:

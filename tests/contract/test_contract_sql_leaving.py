@@ -52,6 +52,7 @@ def _wait_until_over(service: CatalogService) -> None:
     assert {} == service.sql_statistics().limits_hit
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_deadline(service: CatalogService, options: ChannelOptions) -> None:
     with (
         CatalogClient.connect(replace(options, stream_deadline_s=3.0)) as client,

@@ -85,6 +85,7 @@ def test_a_service_stops_gracefully(tmp_path: Path, stop_signal: signal.Signals)
         assert process.wait(timeout=15) == 0
 
 
+@pytest.mark.slow
 def test_interrupting_the_demo_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C half way: every service the demo started is gone."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -115,6 +115,7 @@ def test_a_caller_without_the_token_is_refused(secured: _Secured) -> None:
         catalog.describe_coverage()
 
 
+@pytest.mark.slow
 def test_a_caller_without_a_certificate_of_the_authority_gets_no_connection(
     secured: _Secured, tmp_path: Path
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_caller_shows_its_renewed_certificate_and_drops_no_call(
         assert ["run"] == [summary.run.run_id for summary in catalog.list_runs()]
 
 
+@pytest.mark.slow
 def test_a_caller_shows_its_renewed_token(secured: _Secured, tmp_path: Path) -> None:
     shown = tmp_path / "token"
     shown.write_text(secured.token.read_text())

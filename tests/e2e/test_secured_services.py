@@ -135,6 +135,7 @@ def test_the_roles_of_pods_are_enough_for_all_they_do(services: _Services) -> No
     assert trained.model_version == activated.version
 
 
+@pytest.mark.slow
 def test_a_backup_is_taken_by_who_may_take_it(services: _Services) -> None:
     with CatalogClient.connect(services.options("catalog", "catalog-backup")) as catalog:
         assert sum(len(chunk) for chunk in catalog.backup()) > 0
@@ -148,6 +149,7 @@ def test_a_backup_is_taken_by_who_may_take_it(services: _Services) -> None:
             list(catalog.backup())
 
 
+@pytest.mark.slow
 def test_what_changes_every_answer_takes_an_admin(services: _Services) -> None:
     with (
         PredictorClient.connect(services.options("predictor", "client")) as predictor,

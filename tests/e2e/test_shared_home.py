@@ -124,6 +124,7 @@ def test_a_run_recorded_through_a_process_that_ends_is_whole(tmp_path: Path, by:
         assert f"process {os.getpid()} has the catalog open" in notes
 
 
+@pytest.mark.slow
 def test_one_of_several_takes_over_and_the_others_find_it(tmp_path: Path) -> None:
     """Whoever is first opens the catalog; nobody's calls fail."""
     first = _hold(tmp_path)

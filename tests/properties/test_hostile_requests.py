@@ -186,6 +186,7 @@ def target(tmp_path: Path) -> Iterator[Target]:
         yield target
 
 
+@pytest.mark.slow
 def test_every_sound_request_is_answered(target: Target) -> None:
     """Where one is refused, the walk of its strings ends where it is looked at first."""
     refused = []

@@ -327,6 +327,7 @@ def _fingerprint(identity: Identity) -> str:
     return shown.stdout
 
 
+@pytest.mark.slow
 def test_a_revoked_certificate_is_refused_over_its_connection(
     tmp_path: Path, authority: Authority
 ) -> None:

@@ -224,6 +224,7 @@ def test_sql_shows_what_is_known_of_files_but_not_their_content(catalog: Catalog
         catalog.query_sql(SqlQuery(text="SELECT content FROM artifact_chunk"))
 
 
+@pytest.mark.slow
 def test_a_file_may_be_kept_when_the_memory_is_smaller(tmp_path: Path) -> None:
     """Whatever else is kept: DuckDB takes up large values of many rows at once."""
     content = _CONTENT * 10

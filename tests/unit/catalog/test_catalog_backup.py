@@ -177,6 +177,7 @@ def test_a_process_killed_while_it_makes_one_leaves_the_catalog_as_it_was(tmp_pa
         assert [] == list((tmp_path / "catalog.duckdb.tmp").glob("copy_*"))
 
 
+@pytest.mark.slow
 def test_no_room_for_a_copy_is_said_and_recording_goes_on(tmp_path: Path) -> None:
     with _start(_BACK_UP_ON_A_FULL_DISK, tmp_path / "catalog.duckdb") as process:
         said, _ = process.communicate()

@@ -146,6 +146,7 @@ def test_an_import_cut_short_is_resumed_and_doubles_nothing(survived: CatalogSer
     assert _receipts(survived) == _stored_rows(survived)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_rows", "merge_at"),
     [(50, 10**9), (2000, 10**9), (70_000, 10**9), (500, 300_000)],

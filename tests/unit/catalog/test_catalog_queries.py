@@ -80,6 +80,7 @@ def test_rows_come_in_the_order_they_were_recorded_over_all_runs(catalog: Catalo
     assert [1, 2, 3, 4, 5, 7] == _sizes(catalog)
 
 
+@pytest.mark.slow
 def test_a_run_among_many_others_is_read_alone(catalog: CatalogService) -> None:
     """More gaps between the batches of a run than one condition lists."""
     mine, others = (batches(*[gemms([m])] * 150, is_complete=False) for m in (1, 2))

@@ -175,6 +175,7 @@ def test_more_rows_than_allowed_are_refused_unless_fewer_are_wanted(
             read_table(catalog.query_sql(query))
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_is_cut_off(limited: Callable[..., CatalogService]) -> None:
     """It keeps neither its place nor its cursor longer than the limit of time."""
     catalog = limited(sql_timeout_s=3.0, sql_max_rows=10**12)

@@ -63,6 +63,7 @@ def _log_bytes(catalog: _Catalog) -> int:
     return catalog.store.size_bytes() - Path(catalog.store.attachment.name).stat().st_size
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_is_seen_by_the_next_question(shared: _Catalog) -> None:
     for index in range(20):
         shared.record(index)

@@ -220,6 +220,7 @@ def test_a_process_killed_while_it_prunes_deletes_all_or_nothing(tmp_path: Path)
     assert {(0, 0), (20_000, 2)} >= seen
 
 
+@pytest.mark.slow
 def test_compacting_gives_room_back_and_changes_nothing_else(
     catalog: CatalogService, clock: _Clock, tmp_path: Path
 ) -> None:

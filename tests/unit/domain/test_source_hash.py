@@ -34,6 +34,7 @@ def test_the_closure_holds_every_file_that_importing_the_engine_loads() -> None:
     assert Path(foretoken.simulator.__path__[0]) / "engine/layout.py" in closure
 
 
+@pytest.mark.slow
 def test_a_change_of_any_file_that_the_engine_imports_changes_its_key(tmp_path: Path) -> None:
     for package in (foretoken.domain, foretoken.simulator):
         name = package.__name__.rpartition(".")[2]

@@ -58,6 +58,7 @@ def test_models_are_the_same_however_many_processes_train(tmp_path: Path, train:
     assert all(report.cpu_s > 0.5 for report in reports[1:])
 
 
+@pytest.mark.slow
 def test_unchanged_series_are_not_given_to_workers(tmp_path: Path, train: Train) -> None:
     catalog = FakeCatalog(_ROWS)
     first, again = (train_all(catalog, tmp_path, 1, train) for _ in range(2))
@@ -92,6 +93,7 @@ def test_what_a_killed_worker_trained_is_trained_again(tmp_path: Path, items: li
     assert expected == found
 
 
+@pytest.mark.slow
 def test_progress_counts_the_series(tmp_path: Path) -> None:
     service = PredictorService(config_of(tmp_path, 2), FakeCatalog(_ROWS))
     service.open()

@@ -32,6 +32,7 @@ def cluster(tmp_path: Path, catalog_path: str) -> Iterator[Cluster]:
         yield running
 
 
+@pytest.mark.slow
 def test_a_failed_shard_is_named_with_its_last_words(cluster: Cluster) -> None:
     """The others finish first; the same command then tries again."""
     text = "shard == 1 and sys.exit('no room for gemm')"
@@ -67,6 +68,7 @@ def test_pods_that_end_well_and_record_nothing_are_named(cluster: Cluster) -> No
     profiler.close()
 
 
+@pytest.mark.slow
 def test_a_job_that_recorded_nothing_is_made_again(cluster: Cluster) -> None:
     cluster.controller.run_instead(cluster.program("pass"))
     profiler = cluster.profiler()
@@ -140,6 +142,7 @@ def test_pods_that_are_refused_are_told_with_the_reason(cluster: Cluster, why: s
     profiler.close()
 
 
+@pytest.mark.slow
 def test_a_job_without_pods_is_told_after_a_while(tmp_path: Path) -> None:
     """Whoever makes pods may be away, and nobody complains."""
     request = name_request(REQUEST)
@@ -268,6 +271,7 @@ def test_a_server_that_starts_may_not_know_its_callers_for_a_while(cluster: Clus
     profiler.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [{"refused_s_max": 0.5}, {"lost_s_max": 0.5}])
 def test_who_gives_up_following_says_what_ends_the_job(
     cluster: Cluster, spec: dict[str, float]
@@ -338,6 +342,7 @@ def test_following_survives_the_api_server(cluster: Cluster, failure: str) -> No
     assert cluster.server.requests.count(("create", "jobs")) == 1
 
 
+@pytest.mark.slow
 def test_an_api_server_that_stays_away_is_told_in_the_end(cluster: Cluster) -> None:
     profiler = cluster.profiler(lost_s_max=0.5)
     job = profiler.create_profile(REQUEST)

@@ -140,6 +140,7 @@ def test_group_that_lost_a_rank_says_so_and_can_be_opened_again() -> None:
     assert [] == [pid for pid in pids if is_running(pid)]
 
 
+@pytest.mark.slow
 def test_every_call_gives_a_row_in_group_order() -> None:
     calls = [
         call_of("all_gather", group=(9, 1)),

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from foretoken.simulator.jit import Addressed, compiled, is_ready
 
 
@@ -17,6 +19,7 @@ def test_a_compiled_function_answers_as_the_plain_one() -> None:
     assert compiled(double)(21) == 42
 
 
+@pytest.mark.slow
 def test_a_changed_constant_of_another_file_is_seen_with_a_warm_cache(tmp_path: Path) -> None:
     """Either compiler looks at a function's own file alone; a constant is compiled in."""
     folder = tmp_path / "foretoken" / "probe"
@@ -40,6 +43,7 @@ def test_a_changed_constant_of_another_file_is_seen_with_a_warm_cache(tmp_path: 
     assert [["7 0"] * 2, ["7 1"] * 2, ["8 0"] * 2] == told
 
 
+@pytest.mark.slow
 def test_what_an_image_ships_compiled_is_used(tmp_path: Path) -> None:
     """By a process whose own folder is yet to be made, though the shipped one is read only."""
     folder = tmp_path / "foretoken" / "probe"

@@ -161,6 +161,7 @@ _RUN = {"run_id": "slow", "kind": "RUN_KIND_IMPORT", "tool": "test", "source": "
 _LARGE = {"text": "select repeat('x', 100000) as text from range(1000)"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "num_missing", "begins"),
     [

@@ -94,6 +94,7 @@ def test_every_page_says_something_when_there_is_nothing(path: str, empty: WebCl
         assert len(shown.body) > 1
 
 
+@pytest.mark.slow
 def test_pages_that_wait_keep_no_other_from_being_shown(tmp_path: Path) -> None:
     """An answer that is not there yet is waited for, in one of the threads of that page."""
     config = ServerConfig(http_port=0, max_workers=1, max_queued_calls=0)
@@ -432,6 +433,7 @@ def test_an_estimate_that_cannot_be_says_why(web: WebClient, query: str, said: s
     assert (400, True) == (shown.status, said in html.unescape(shown.body.decode()))
 
 
+@pytest.mark.slow
 def test_a_search_is_cancelled_and_resumed_from_the_list(web: WebClient) -> None:
     asked = _ask(web, gpus="4", batch="1:256", osl="64", finalists="12").headers["Location"]
     job_id = asked.rpartition("=")[2]

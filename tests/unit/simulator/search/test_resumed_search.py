@@ -56,6 +56,7 @@ def _kill_in_the_middle(folder: Path, calls: Path) -> str:
     return next(line for line in lines if not line.isdigit())
 
 
+@pytest.mark.slow
 def test_a_killed_search_is_finished_by_the_next_process(
     service: SearchService, tmp_path: Path, calls: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_killed_search_is_finished_by_the_next_process(
     assert sorted(_finalists(service, job_id)) == list(range(NUM_ITEMS))
 
 
+@pytest.mark.slow
 def test_a_resumed_search_shows_each_finalist_once_and_in_the_same_place(
     service: SearchService, tmp_path: Path, calls: Path
 ) -> None:

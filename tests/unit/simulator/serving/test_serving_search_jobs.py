@@ -149,6 +149,7 @@ def test_finalists_may_have_longer_requests_than_the_workload(service: Simulator
     assert report.num_simulated == len(report.finalists) > 0
 
 
+@pytest.mark.slow
 def test_the_same_search_gives_the_same_report(service: SimulatorService, tmp_path: Path) -> None:
     """Also in a service whose workers are one."""
     other = _open(tmp_path / "other", num_search_workers=1)

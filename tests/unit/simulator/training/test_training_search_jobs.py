@@ -154,6 +154,7 @@ def test_a_space_of_what_there_is_not_is_refused_at_once(
     assert before == service.list_jobs()
 
 
+@pytest.mark.slow
 def test_a_search_that_was_left_goes_on_with_the_next_service(tmp_path: Path) -> None:
     """Under its name, with the report of one that was never left."""
     first = _open(tmp_path)
