@@ -22,6 +22,8 @@ settings.load_profile("suite")
 
 # An empty home is empty: tests of the starter name it. What a test starts inherits this.
 os.environ["FORETOKEN_PREDICTOR__STARTER"] = "''"
+# A process more takes longer to start than most searches of tests do.
+os.environ["FORETOKEN_SIMULATOR__NUM_SEARCH_WORKERS"] = "1"
 
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

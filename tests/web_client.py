@@ -69,8 +69,8 @@ def serve_home(
 ) -> Iterator[WebClient]:
     """Serve the services of a home over HTTP."""
     server_config = server or ServerConfig(http_port=0)
-    # As a server that stays does.
-    simulator = {"resumes_at_start": True}
+    # As a server that stays does, but for the processes that a search starts.
+    simulator = {"resumes_at_start": True, "num_search_workers": 1}
     config = AppConfig(
         home=str(home), server=server_config, simulator=simulator, predictor=predictor or {}
     )
