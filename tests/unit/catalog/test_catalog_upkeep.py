@@ -14,7 +14,7 @@ from catalog_rows import batches, gemms, row, run, table
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.catalog.upkeep.retention import compact
+from foretoken.catalog.upkeep.compaction import compact
 from foretoken.domain.errors import CatalogBusyError, InvalidRequestError
 from foretoken.domain.measurements.measurement import MeasurementFilter, PruneRequest, RunKind
 from foretoken.wire.arrow import read_table

@@ -16,7 +16,7 @@ from foretoken.catalog.reading.snapshot import diff_snapshots
 from foretoken.catalog.recording.ingest import Ingest, IngestStatistics
 from foretoken.catalog.sql.query_service import OnLeave, SqlQueryService, SqlStatistics
 from foretoken.catalog.storage.store import Store
-from foretoken.catalog.upkeep import retention
+from foretoken.catalog.upkeep import compaction, retention
 from foretoken.catalog.upkeep.backup import stream_backup
 from foretoken.catalog.upkeep.room import BackupNote, DiskUsage, disk_usage
 from foretoken.domain.caller import Allowance, current_caller
@@ -303,7 +303,7 @@ class CatalogService(RunsJobs, KeepsArtifacts, KeepsJobRecords):
             StorageFullError: there is no room next to the catalog for the new file.
 
         """
-        return retention.compact(self._store)
+        return compaction.compact(self._store)
 
     def _check(self, request: CheckRequest, progress: JobProgress) -> QualityReport:
         return review(self._store, request, self._clock(), progress.update)

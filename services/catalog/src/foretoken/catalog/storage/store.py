@@ -108,6 +108,7 @@ class Store:
         self._attachment = attachment or attachment_of(config)
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._write_lock = threading.RLock()
+        self._rewriting_lock = threading.Lock()
         self._opening_lock = threading.Lock()  # a connection being closed gives no cursor
         self._usage = Usage()
         self._outside = Usage()  # other processes that read the file
@@ -116,7 +117,7 @@ class Store:
         self._num_writes = 0
         self._num_layouts = 0
         self._recorded = Recorded()
-        self._log_merging = RegularWork("merge-log", config.max_log_age_s, self._merge_old_log)
+        self._log_merging = RegularWork("merge-log", config.max_log_age_s, self.merge_log)
 
     def open(self) -> None:
         """Open the database, or make it.
@@ -164,7 +165,7 @@ class Store:
         """
         self._log_merging.stop()
         if self._connection is not None:
-            self._merge_old_log()
+            self.merge_log()
         with self._write_lock, self._opening_lock:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -272,28 +273,39 @@ class Store:
             yield
 
     @contextlib.contextmanager
-    def idle(self, wait_s: float) -> Iterator[None]:
-        """Wait until nobody uses the database, and keep it so until the end.
+    def rewriting(self) -> Iterator[None]:
+        """Be the only one that writes the files anew, until the end; others wait."""
+        with self._rewriting_lock:
+            yield
+
+    @contextlib.contextmanager
+    def idle(self, wait_s: float) -> Iterator[duckdb.DuckDBPyConnection | None]:
+        """Wait until nobody uses the database, and keep it so until the end; yield its one cursor.
 
         All is in its files by then. Afterwards it is attached anew: other files may be in place.
-
-        Raises:
-            CatalogBusyError: somebody read it all the time.
-
+        Yields None where somebody read it all the time.
         """
         with self._write_lock, self._usage.idle(wait_s) as is_idle, translated(self._explain):
             if not is_idle:
-                raise CatalogBusyError(
-                    f"the catalog {self._attachment.name} was read for {wait_s:g} s with no break; "
-                    "try again when fewer do"
-                )
+                yield None
+                return
             with self._new_cursor() as cursor:
                 self._merge_log(cursor)
-            try:
-                yield
-            finally:
-                self._is_invalidated = True
-                self._attach_again()
+                try:
+                    yield cursor
+                finally:
+                    self._is_invalidated = True
+                    self._attach_again()
+
+    def merge_log(self) -> None:
+        """Merge the log, so that nothing rests on it alone for long."""
+        if not self._attachment.log_bytes():
+            return
+        try:
+            with self._write_lock, translated(self._explain), self.cursor() as cursor:
+                self._merge_log(cursor)
+        except ForetokenError as err:
+            _log.warning("the log was not merged, and will be tried again; error=%s", err.message)
 
     def _make_note(self) -> None:
         """Commit nothing: the next note says that all before is on disk."""
@@ -327,16 +339,6 @@ class Store:
             if is_idle:
                 self._attachment.merge_log(cursor)
                 self._num_layouts += 1
-
-    def _merge_old_log(self) -> None:
-        """Merge the log, so that nothing rests on it alone for long."""
-        if not self._attachment.log_bytes():
-            return
-        try:
-            with self._write_lock, translated(self._explain), self.cursor() as cursor:
-                self._merge_log(cursor)
-        except ForetokenError as err:
-            _log.warning("the log was not merged, and will be tried again; error=%s", err.message)
 
     def _close(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Close the connection; where a cursor at work keeps it from that, end the work."""

@@ -5,6 +5,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import duckdb
 
@@ -27,46 +28,85 @@ from foretoken.domain.errors import (
 )
 
 
-def copy_catalog(store: Store) -> Path:
-    """Write all that is committed to a new file in the scratch folder, rows in their order.
+class CatalogCopy:
+    """A new file in the scratch folder with all that is committed, rows in their order.
 
-    Deleted rows leave no room in it. Whoever calls this deletes it; the next opening does else.
-
-    Raises:
-        StorageFullError: there is no room for a copy.
-
+    Deleted rows leave no room in it. It is attached next to the catalog as `name`, and deleted
+    at the end if it is still there; the next opening deletes what a crash leaves.
     """
-    name = f"{COPY_PREFIX}{uuid.uuid4().hex}"
-    path = store.scratch_folder / f"{name}.duckdb"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as err:
-        raise InvalidRequestError.of_field("path", f"{path.parent}: {err.strerror}") from err
-    with contextlib.ExitStack() as undo, store.cursor() as cursor:
-        undo.callback(delete_file, path)
+
+    def __init__(self, store: Store) -> None:
+        """Give it a name that no other has."""
+        self._store = store
+        self.name = f"{COPY_PREFIX}{uuid.uuid4().hex}"
+        self.path = store.scratch_folder / f"{self.name}.duckdb"
+        self._is_attached = False
+
+    def __enter__(self) -> Self:
+        """Write it.
+
+        Raises:
+            StorageFullError: there is no room for it.
+
+        """
         try:
-            _copy(cursor, path, name)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as err:
+            raise InvalidRequestError.of_field(
+                "path", f"{self.path.parent}: {err.strerror}"
+            ) from err
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._end)
+            with self._store.cursor() as cursor, self._errors_of_catalog():
+                attach_file(cursor, self.path, self.name)
+                self._is_attached = True
+            with self.changed() as cursor:
+                cursor.execute(f"COPY FROM DATABASE store TO {self.name}")
+            undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Delete it."""
+        self._end()
+
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """Hand out a cursor that reads the catalog as of one moment, and writes the copy.
+
+        What it wrote is in the file at the end, none of it in a log.
+        """
+        with self._store.cursor() as cursor, self._errors_of_catalog():
+            cursor.begin()
+            try:
+                yield cursor
+                cursor.commit()
+            except BaseException:
+                with contextlib.suppress(duckdb.Error):
+                    cursor.rollback()
+                raise
+            cursor.execute(f"CHECKPOINT {self.name}")
+
+    def detach(self, cursor: duckdb.DuckDBPyConnection) -> None:
+        """Make it a file that nobody has open; nothing can be changed in it any more."""
+        with self._errors_of_catalog():
+            cursor.execute(f"DETACH DATABASE IF EXISTS {self.name}")
+        self._is_attached = False
+
+    def _end(self) -> None:
+        # A catalog closed meanwhile has detached it.
+        with contextlib.suppress(ForetokenError):
+            if self._is_attached:
+                with self._store.cursor() as cursor:
+                    self.detach(cursor)
+        delete_file(self.path)
+
+    @contextlib.contextmanager
+    def _errors_of_catalog(self) -> Iterator[None]:
+        # Whatever is wrong is wrong with the catalog, or with the disk both are on.
+        try:
+            yield
         except duckdb.Error as err:
-            # Whatever is wrong is wrong with the catalog, or with the disk both are on.
-            raise translate(err, store.attachment.name) from err
-        undo.pop_all()
-    return path
-
-
-def _copy(cursor: duckdb.DuckDBPyConnection, path: Path, name: str) -> None:
-    attach_file(cursor, path, name)
-    try:
-        # One transaction: all tables as they were at one moment.
-        cursor.begin()
-        cursor.execute(f"COPY FROM DATABASE store TO {name}")
-        cursor.commit()
-        cursor.execute(f"CHECKPOINT {name}")  # all in the file, none in its log
-    except duckdb.Error:
-        with contextlib.suppress(duckdb.Error):
-            cursor.rollback()
-        raise
-    finally:
-        cursor.execute(f"DETACH {name}")
+            raise translate(err, self._store.attachment.name) from err
 
 
 _PIECE_BYTES = 2 * 2**20
@@ -100,9 +140,12 @@ def stream_backup(store: Store) -> Iterator[bytes]:
         StorageFullError: there is no room next to the catalog for a copy.
 
     """
-    path = copy_catalog(store)
-    with path.open("rb") as file:
-        path.unlink()  # what is open stays readable; nothing is left behind, whatever happens
+    with CatalogCopy(store) as copy:
+        with store.cursor() as cursor:
+            copy.detach(cursor)
+        file = copy.path.open("rb")
+    # The name is gone, but what is open stays readable; nothing is left behind, whatever happens.
+    with file:
         while piece := file.read(_PIECE_BYTES):
             yield piece
 

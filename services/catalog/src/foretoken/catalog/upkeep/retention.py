@@ -1,24 +1,18 @@
-"""Keep the catalog small: delete old runs nobody needs, and give their room back to the disk."""
+"""Keep the catalog small: delete old runs nobody needs."""
 
-import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import duckdb
 
 from foretoken.catalog.reading.snapshot import runs_needed_by_snapshots
-from foretoken.catalog.storage.attachment import FileAttachment
-from foretoken.catalog.storage.lake import LakeAttachment
 from foretoken.catalog.storage.store import Store, next_moment
-from foretoken.catalog.upkeep.backup import copy_catalog
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.domain.measurements.measurement import CompactReport, PruneReport, PruneRequest
+from foretoken.domain.measurements.measurement import PruneReport, PruneRequest
 
 _MAX_DAYS = 36_500
 # A run without its last batch may still be being sent: it is left alone for a day at least.
 _UNFINISHED_DAYS = 1.0
-# Long enough for most reads to end; whoever reads longer makes compacting fail, not wait.
-_IDLE_WAIT_S = 60.0
 _OLD_RUNS = """
     SELECT run_id, num_rows FROM run_state
     LEFT JOIN (SELECT run_id, max(recorded_at) AS last_at FROM batch GROUP BY run_id)
@@ -75,31 +69,6 @@ def prune(store: Store, request: PruneRequest, now: datetime) -> PruneReport:
     return report
 
 
-def compact(store: Store, idle_wait_s: float = _IDLE_WAIT_S) -> CompactReport:
-    """Write the catalog's files anew, without the room that deleted rows left.
-
-    Recording waits meanwhile. Reading goes on but for the moment at the end when the new file
-    takes the place of the old one, which waits until nobody reads.
-
-    Raises:
-        CatalogBusyError: it was being read all the time; all is as before.
-        StorageFullError: there is no room next to the catalog for the new file.
-
-    """
-    start_s = time.perf_counter()
-    bytes_before = store.size_bytes()
-    if isinstance(store.attachment, FileAttachment):
-        _rewrite(store, store.attachment, idle_wait_s)
-    elif isinstance(store.attachment, LakeAttachment):
-        with store.cursor() as cursor:
-            store.attachment.compact(cursor)
-    return CompactReport(
-        bytes_before=bytes_before,
-        bytes_after=store.size_bytes(),
-        wall_s=time.perf_counter() - start_s,
-    )
-
-
 def _plan(cursor: duckdb.DuckDBPyConnection, request: PruneRequest, now: datetime) -> PruneReport:
     """Return what is old enough, divided into what is needed and what is not."""
     unfinished_days = max(request.older_than_days, _UNFINISHED_DAYS)
@@ -140,14 +109,3 @@ def _delete(
     for deletion in _DELETIONS:
         cursor.execute(deletion, {"run_ids": list(report.deleted_run_ids)})
     cursor.execute(_DELETE_DOUBTS)
-
-
-def _rewrite(store: Store, attachment: FileAttachment, idle_wait_s: float) -> None:
-    """Put a copy of the file in its place: DuckDB uses free room in a file, but keeps it."""
-    with store.exclusive():
-        copy = copy_catalog(store)
-        try:
-            with store.idle(idle_wait_s):
-                attachment.replace(copy)
-        finally:
-            copy.unlink(missing_ok=True)
