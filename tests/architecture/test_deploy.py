@@ -57,6 +57,7 @@ def _render(repository: Path, find_tool: Callable[[str], str], variant: str) -> 
 
 
 # The oldest that documents promise, and the newest.
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-k", "{}.{}".format(*OLDEST_VERSION)), ()])
 def test_every_manifest_fits_the_schemas_of_kubernetes(
     options: Sequence[str],

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from imported_packages import third_party_packages
 
 # One breach for every contract of pyproject.toml: (contract id, module to add, its import).
@@ -47,6 +48,7 @@ def test_every_contract_is_kept(repository: Path) -> None:
     assert 0 == linted.returncode, linted.stdout
 
 
+@pytest.mark.slow
 def test_every_contract_can_be_broken(
     repository: Path,
     pyproject: Mapping[str, Any],

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# `make check` runs these.
+pytestmark = pytest.mark.slow
+
 _MAX_FILE_LINES = 500
 _MAX_FUNCTION_LINES = 60
 _MAX_PARAMETERS = 6

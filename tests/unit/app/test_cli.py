@@ -29,10 +29,6 @@ def _run(home: Path, *words: str, **variables: str) -> subprocess.CompletedProce
     "words",
     [
         ("list", "devices"),
-        ("list", "trainers"),
-        ("list", "schedules"),
-        ("list", "routers"),
-        ("list", "autoscalers"),
         ("catalog", "coverage"),
         ("predict", "gemm", "m=64", "n=4096", "k=4096", "--device", "a30"),
         (

@@ -159,6 +159,7 @@ def test_a_damaged_log_is_refused_and_says_how_to_go_on(
     assert "foretoken catalog recover --accept-loss" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     (_SILENT_LOSSES | _DAMAGES).values(),

@@ -208,6 +208,7 @@ def _state_of(service: CatalogService, folder: Path) -> object:
     return files, tables, views, rows, settings, databases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", _ATTACKS, ids=range(len(_ATTACKS)))
 def test_it_is_refused_and_nothing_changes(
     attack: str, attacked: CatalogService, folder: Path
