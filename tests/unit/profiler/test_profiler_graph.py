@@ -40,7 +40,10 @@ class _ShrinkingMemory:
         return GIB if self._left >= 0 else 0.0
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "mixtral"])
+_OTHERS = [pytest.param(family, marks=pytest.mark.slow) for family in ("gpt2", "mixtral")]
+
+
+@pytest.fixture(scope="module", params=["llama", *_OTHERS])
 def profiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, GraphReport, FakeCatalog]:

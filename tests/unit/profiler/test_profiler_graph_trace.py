@@ -61,6 +61,7 @@ def test_calls_fold_to_columns(family: str) -> None:
     assert {"embed", "lm_head"} == {column for where, column in sums if where < 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(set(CONFIGS) - _LIKE_LLAMA))
 def test_half_a_model(family: str) -> None:
     """Two ranks have half of the products in layers each, and the whole head."""
