@@ -105,9 +105,9 @@ class LinkedCollectives:
                 continue
             table = replace(call.table, operator=spec.name, variant="", kernel="")
             other = Call(spec, table, columns, call.target)
-            told = hold_to_links(spec, columns, call.target, self.from_source(other, source))
+            reached = hold_to_links(spec, columns, call.target, self.from_source(other, source))
             rate = _rate_ratio(source, is_between=is_between)
-            moved = _move(replace(call, columns=columns), spec, told, rate)
+            moved = _move(replace(call, columns=columns), spec, reached, rate)
             return _put_rows(found, rows, moved)
         return found
 
@@ -186,7 +186,7 @@ def _follow_documents(call: Call, found: LatencyColumns) -> LatencyColumns:
     return choose_rows(has_any, linked, found, ("links with a document", "the others"))
 
 
-def _move(call: Call, other: OperatorSpec, told: LatencyColumns, rate: float) -> LatencyColumns:
+def _move(call: Call, other: OperatorSpec, reached: LatencyColumns, rate: float) -> LatencyColumns:
     """Return a collective's times from another's of the same messages and groups.
 
     Each takes the same multiple of its links' bound and of what a small message takes. A transfer
@@ -194,23 +194,23 @@ def _move(call: Call, other: OperatorSpec, told: LatencyColumns, rate: float) ->
     how many times longer they take than at the full rate of the links.
     """
     asked, known = (build_design(spec, call.columns, call.target) for spec in (call.spec, other))
-    told_us, topology = np.asarray(told.latency_us), call.target.topology
-    latency_us = told_us * asked.base_us / known.base_us
+    other_us, topology = np.asarray(reached.latency_us), call.target.topology
+    latency_us = other_us * asked.base_us / known.base_us
     if _PAIR in (call.spec.name, other.name) and topology is not None:
         linked = estimate_from_links(call.spec, call.columns, topology, asked, 1.0 / rate)
         latency_us = np.asarray(linked.latency_us)
     is_half = {call.spec.name, other.name} == set(HALVES_OF_ALL_REDUCE)
-    scale = latency_us / told_us
+    scale = latency_us / other_us
     num_rows = len(latency_us)
     moved = LatencyColumns(
         latency_us=latency_us,
-        low_us=np.asarray(told.low_us) * scale,
-        high_us=np.asarray(told.high_us) * scale,
+        low_us=np.asarray(reached.low_us) * scale,
+        high_us=np.asarray(reached.high_us) * scale,
         provenance=np.full(num_rows, Provenance.TRANSFERRED.value),
         nearest_us=np.zeros(num_rows),
         nearest_octaves=np.full(num_rows, np.inf),
-        basis=f"what {other.name} reaches of the same links: {told.basis}",
-        other_framework=told.other_framework,
+        basis=f"what {other.name} reaches of the same links: {reached.basis}",
+        other_framework=reached.other_framework,
     )
     return widen(moved, _HALF_DOUBT_LOG if is_half else _OTHER_DOUBT_LOG)
 

@@ -86,14 +86,14 @@ def _known_ratio(device: DeviceSpec, dtype: DType) -> float:
     own = _read_ratio(device, dtype)
     if own:
         return own
-    told = [
+    siblings = [
         other
         for other in all_devices().values()
         if other.architecture == device.architecture and _read_ratio(other, dtype)
     ]
-    if not told or dtype not in device.peak_flops_per_s:
+    if not siblings or dtype not in device.peak_flops_per_s:
         return 0.0
-    nearest = min(told, key=lambda other: (abs(other.tdp_w - device.tdp_w), other.name))
+    nearest = min(siblings, key=lambda other: (abs(other.tdp_w - device.tdp_w), other.name))
     # The same energy for the same arithmetic, of as much more power.
     more_power = device.tdp_w / nearest.tdp_w
     more_peak = device.peak_flops(dtype) / nearest.peak_flops(dtype)
@@ -101,8 +101,8 @@ def _known_ratio(device: DeviceSpec, dtype: DType) -> float:
 
 
 def _read_ratio(device: DeviceSpec, dtype: DType) -> float:
-    told = device.throttled_from_ratio
-    return told.get(dtype) or told.get(_ALIKE.get(dtype, dtype), 0.0)
+    ratios = device.throttled_from_ratio
+    return ratios.get(dtype) or ratios.get(_ALIKE.get(dtype, dtype), 0.0)
 
 
 def _larger(first: Quantity, second: Quantity) -> Quantity:

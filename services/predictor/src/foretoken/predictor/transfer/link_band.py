@@ -87,8 +87,8 @@ def is_within_links(
 def least_reached_ratio() -> float:
     """Return the least share of a link that a topology's file says is reached."""
     links = _documented_links()
-    told = [ratio for link in links for ratio in (link.reached_ratio, link.exchange_ratio)]
-    return min(filter(None, told), default=1.0)
+    ratios = [ratio for link in links for ratio in (link.reached_ratio, link.exchange_ratio)]
+    return min(filter(None, ratios), default=1.0)
 
 
 @cache

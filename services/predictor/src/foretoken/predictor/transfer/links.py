@@ -28,8 +28,8 @@ def estimate_from_links(
     A `reached_ratio` that was measured is given.
     """
     is_inside = columns["num_nodes"] <= 1
-    told = reached_ratios(spec, topology)
-    reached = np.where(is_inside, *((reached_ratio,) * 2 if reached_ratio else told))
+    known = reached_ratios(spec, topology)
+    reached = np.where(is_inside, *((reached_ratio,) * 2 if reached_ratio else known))
     roofline_us = design.roofline_us / np.where(reached > 0, reached, 1.0)
     floor_us = design.base_us - design.roofline_us
     latency_us = floor_us + roofline_us + _passing_us(spec, columns, topology)

@@ -293,11 +293,13 @@ class JobFollower:
         found = find_pod_failures(pods)
         stuck = [pod for pod in pods if is_stuck(pod, datetime.now(UTC))]
         warnings = self._api.list_warnings() if lacks_pods or stuck else []
-        if lacks_pods and (told := _last_message(warnings, uid, "FailedCreate")):
-            found.insert(0, _sentence("the cluster refuses its pods", _NAME_OF_POD.sub("", told)))
+        if lacks_pods and (message := _last_message(warnings, uid, "FailedCreate")):
+            found.insert(
+                0, _sentence("the cluster refuses its pods", _NAME_OF_POD.sub("", message))
+            )
         for pod in stuck:
-            if told := _last_message(warnings, pod["metadata"]["uid"]):
-                found.append(_sentence(f"shard {index_of_pod(pod)} does not start", told))
+            if message := _last_message(warnings, pod["metadata"]["uid"]):
+                found.append(_sentence(f"shard {index_of_pod(pod)} does not start", message))
         if not lacks_pods or pods:
             self._without_pods_s = None
         else:

@@ -284,7 +284,7 @@ class ClusterProfiler(RunsJobs):
 
     def _follow(self, plan: objects.JobPlan, job: Resource, progress: JobProgress) -> None:
         patience = StartPatience(self._spec.start_s_max)
-        told: set[str] = set()
+        said: set[str] = set()
         follower = JobFollower(self._api, self._spec)
         message, ratio, counted_s = "", 0.0, -_COUNT_PERIOD_S
         calls = (0, 0)
@@ -294,8 +294,8 @@ class ClusterProfiler(RunsJobs):
                 continue
             for failure in view.pod_failures:
                 # The same with other numbers is no news.
-                if (kind := re.sub(r"[\d, ]+", " ", failure)) not in told:
-                    told.add(kind)
+                if (kind := re.sub(r"[\d, ]+", " ", failure)) not in said:
+                    said.add(kind)
                     progress.tell(failure)
             if patience.is_over(view):
                 self._delete(job)
