@@ -29,7 +29,14 @@ from foretoken.profiler.service import ProfilerService
 
 # Not good timings, but timings.
 _TIMER = TimerSpec(min_samples=3, warm_up_s_min=0.0, warm_up_s_max=0.001, case_s_max=0.005)
-_REQUEST = ProfileRequest(device="cpu", operators=("residual_add",), quick=True)
+# Two batches of small calls: those of a sweep have inputs of many MB.
+_CALLS = tuple(
+    OperatorCall(
+        operator="residual_add", dtype=DType.FP32, dims={"num_tokens": num_tokens, "hidden": 64}
+    )
+    for num_tokens in range(1, 6)
+)
+_REQUEST = ProfileRequest(device="cpu", calls=_CALLS, quick=True)
 
 
 @pytest.fixture
@@ -75,10 +82,7 @@ def test_an_outline_says_what_a_profile_will_do(port: ProfilerPort) -> None:
 
 
 def test_calls_models_and_choices_reach_the_plan(port: ProfilerPort) -> None:
-    call = OperatorCall(
-        operator="residual_add", dtype=DType.FP32, dims={"num_tokens": 8, "hidden": 64}
-    )
-    request = ProfileRequest(device="cpu", quick=True, calls=(call,), cache="both")
+    request = ProfileRequest(device="cpu", quick=True, calls=_CALLS[:1], cache="both")
     assert port.outline_profile(request).num_calls == 2
     model = ProfileRequest(
         device="cpu", quick=True, models=(find_model("tiny-llama"),), tp_sizes=(1, 2)
