@@ -20,7 +20,7 @@ from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import run_cluster
 
 # To draw a cluster takes longer than to run it, so every law looks at every run.
-_CLUSTERS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+_CLUSTERS = settings(suppress_health_check=[HealthCheck.too_slow])
 _SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 _NEVER_RAN = (
     RequestOutcome.CONTEXT_TOO_LONG,

@@ -262,7 +262,7 @@ def _damaged(draw: st.DrawFn, original: bytes) -> bytes:
     return bytes(content[: draw(st.integers(0, 2 * len(content)))])
 
 
-@settings(max_examples=400)
+@settings(max_examples=40)
 @given(st.one_of(_damaged(_NUMBERS), _damaged(_ROWS)))
 @example(_NUMBERS.replace(b"m\x00", b"\xff\x00"))
 def test_damaged_bytes_are_read_or_refused(content: bytes) -> None:

@@ -134,7 +134,7 @@ def test_a_server_is_not_written_for_what_it_lacks(tmp_path: Path) -> None:
         write_deployment(scenario, tmp_path / "other", LaunchOptions(engine="vllm"))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     profile=st.sampled_from([name for name in all_engines() if name.startswith(("vllm", "sgl"))]),
     layout=st.builds(

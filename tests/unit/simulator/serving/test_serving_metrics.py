@@ -74,7 +74,7 @@ def test_a_step_is_busy_from_its_start_and_hides_what_the_host_does_after_the_ne
     assert busy_ns(overlapping, 2).tolist() == [10 * MS, 14 * MS, 14 * MS, 14 * MS, 14 * MS]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(run=tiny_runs())
 def test_summaries_are_those_of_every_single_token(run: _Run) -> None:
     requests, record = run
@@ -99,7 +99,7 @@ def test_summaries_are_those_of_every_single_token(run: _Run) -> None:
         assert quantiles == ()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(run=tiny_runs())
 def test_execution_is_the_time_in_steps_at_all_attempts(run: _Run) -> None:
     requests, record = run
@@ -107,7 +107,7 @@ def test_execution_is_the_time_in_steps_at_all_attempts(run: _Run) -> None:
     assert found.tolist() == [request.executed_ns for request in requests]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     run=tiny_runs(),
     itl_ms=st.floats(0, 900),

@@ -35,7 +35,7 @@ def test_a_series_has_whole_seconds_and_longer_ones_in_a_very_long_run() -> None
     assert edges[-1] >= 25_000 * NS_PER_S
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     gaps=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(0, 9)), max_size=9),
     width=st.integers(1, 40),
@@ -58,7 +58,7 @@ def test_an_integral_over_intervals_is_that_of_every_instant(
     assert found == pytest.approx(expected, abs=1e-15)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(run=tiny_runs())
 def test_a_series_adds_up_to_the_run(run: _Run) -> None:
     requests, record = run

@@ -234,7 +234,7 @@ def test_requests_that_arrive_at_once_have_a_window_too() -> None:
     assert report.offered_rps == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(run=tiny_runs())
 def test_counts_and_ratios_hold_for_any_run(
     run: tuple[Sequence[TinyRequest], ServingRecord],

@@ -262,7 +262,7 @@ def _one_by_one(nodes: Sequence[OperatorNode]) -> list[OperatorNode]:
     ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(_cases, st.floats(0, 5), st.floats(1, 2))
 def test_counting_alike_layers_is_running_them(
     case: tuple[int, list[OperatorNode]], gap_us: float, slowdown_ratio: float
@@ -274,7 +274,7 @@ def test_counting_alike_layers_is_running_them(
         assert pytest.approx(getattr(run, name)[0], abs=1e-6) == getattr(counted, name)[0]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(_cases, st.floats(0, 5), st.floats(1, 2))
 def test_a_pass_is_computation_slowdown_and_what_it_waits_for(
     case: tuple[int, list[OperatorNode]], gap_us: float, slowdown_ratio: float
@@ -288,7 +288,7 @@ def test_a_pass_is_computation_slowdown_and_what_it_waits_for(
     assert pytest.approx(num_layers * all_us) == time.communication_us[0]
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(_cases)
 def test_hiding_communication_never_costs_time(case: tuple[int, list[OperatorNode]]) -> None:
     """Without a slowdown."""
@@ -298,7 +298,7 @@ def test_hiding_communication_never_costs_time(case: tuple[int, list[OperatorNod
     assert _time(nodes, range(num_layers)).total_us[0] <= shown.total_us[0] + 1e-6
 
 
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(
     _layer_nodes(1),
     st.lists(st.tuples(st.integers(1, 20), st.floats(0.1, 3.0)), min_size=1, max_size=4),

@@ -91,7 +91,7 @@ _places = st.lists(_ratios, min_size=20, max_size=20)
 
 
 @given(request=_requests(), draws=_places)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_strategy_is_legal_where_the_simulator_finds_nothing_wrong(
     request: TrainingSearchRequest, draws: list[float]
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_strategy_is_legal_where_the_simulator_finds_nothing_wrong(
 
 
 @given(request=_requests(), draws=_places)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_legal_strategy_has_a_value_that_was_cut(
     request: TrainingSearchRequest, draws: list[float]
 ) -> None:
