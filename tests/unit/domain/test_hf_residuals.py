@@ -113,3 +113,31 @@ def test_inkling_keeps_tokens_a_window_and_the_inputs_of_its_convolutions() -> N
     assert 2 * 4 * 32 == state_of(windowed).window_elements
     # Keys, values and both outputs, of the last three tokens in 16 bits.
     assert 2 * (4 * 32 + 256) * 3 * 2 == state_of(windowed).request_bytes
+
+
+# The public head of Llama-3.1-8B-Instruct: 425 million parameters, without the model's table.
+_HEAD = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "draft_vocab_size": 32000,
+    "max_position_embeddings": 2048,
+}
+
+
+def test_a_head_of_eagle_3_is_a_layer_with_features_of_the_model() -> None:
+    head = architecture_of_hf_config(_HEAD, "head")
+    assert pytest.approx(0.425e9, rel=2e-3) == count_parameters(head).total
+    assert 32000 == head.vocab
+    alone = {key: value for key, value in _HEAD.items() if key != "draft_vocab_size"}
+    plain = count_parameters(architecture_of_hf_config({**alone, "vocab_size": 32000}, "plain"))
+    # Three features merged to one, the layer's other half of its input with a norm; one table.
+    merged = 3 * 4096 * 4096 + (32 + 16) * 128 * 4096 + 4096
+    assert merged - 32000 * 4096 == count_parameters(head).total - plain.total
+    with pytest.raises(InvalidRequestError, match="num_hidden_layers"):
+        architecture_of_hf_config({**_HEAD, "num_hidden_layers": 2}, "head")

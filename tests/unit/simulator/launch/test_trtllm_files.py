@@ -15,6 +15,7 @@ from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
+from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.requests.cluster import (
     ClusterSpec,
     LoraSpec,
@@ -181,6 +182,27 @@ def test_names_are_those_of_the_release(
         "speculative_model_dir": "meta-llama/Llama-3.2-1B",
     }
     assert expected == settings["speculative_config"]
+
+
+def test_heads_of_eagle_3_are_written_as_such(tmp_path: Path) -> None:
+    """They are one layer that is given features of the model; nothing else says it."""
+    inputs = LayerPart(kind="draft_inputs", dims={"target_hidden": 4096})
+    head = dataclasses.replace(find_model("llama-3.1-8b"), name="eagle-head", aliases=())
+    drafts = SpeculativeSpec(
+        method="draft_model",
+        num_draft_tokens=3,
+        draft_model=dataclasses.replace(head, num_layers=1, extras=(inputs,)),
+    )
+    settings = _settings(_with(speculative=drafts), tmp_path)
+    named = {"decoding_type": "Eagle", "speculative_model_dir": "eagle-head", "max_draft_len": 3}
+    assert named == settings["speculative_config"]
+    for profile, words in (
+        ("vllm-0.25", '{"num_speculative_tokens": 3, "model": "eagle-head", "method": "eagle3"}'),
+        ("sglang-0.5.20", "EAGLE3 --speculative-draft-model-path eagle-head"),
+    ):
+        write_deployment(_with(engine=_engine(profile), speculative=drafts), tmp_path / profile)
+        (container,) = _manifests(tmp_path / profile)[0]["spec"]["template"]["spec"]["containers"]
+        assert words in " ".join(container["command"])
 
 
 def test_ranks_that_share_experts_have_all_of_attention(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from foretoken.domain.models.architecture import MlaSpec, MoeSpec
 from foretoken.domain.models.hf_parts import Fields, prediction_heads, read_groups, read_trunk
 from foretoken.domain.models.hf_reader import ConfigReader
+from foretoken.domain.models.layer import LayerPart
 
 _LENGTH = "max_position_embeddings"
 # What Qwen2Config of transformers takes where its keys are missing.
@@ -37,7 +38,24 @@ def read_decoder(reader: ConfigReader, times_wider: int = 0) -> Fields:
 def _llama(reader: ConfigReader) -> Fields:
     has_bias = reader.flag("mlp_bias", default=False)
     has_attention_bias = reader.flag("attention_bias", default=False)
-    return {**read_decoder(reader), "has_bias": has_bias, "has_qkv_bias": has_attention_bias}
+    fields = {**read_decoder(reader), "has_bias": has_bias, "has_qkv_bias": has_attention_bias}
+    return {**fields, **_draft_head(reader)} if reader.has("draft_vocab_size") else fields
+
+
+def _draft_head(reader: ConfigReader) -> Fields:
+    """Return what makes a head of EAGLE-3 of a layer: fewer tokens, and features it is given.
+
+    Source: SGLang and vLLM, models/llama_eagle3.py.
+    """
+    reader.require("num_hidden_layers", default=1, allowed=1)
+    reader.ignore("tie_word_embeddings", "eagle_config", "norm_before_residual", "norm_before_fc")
+    hidden = reader.integer("hidden_size")
+    dims = {"target_hidden": reader.optional("target_hidden_size", hidden)}
+    return {
+        "vocab": reader.integer("draft_vocab_size"),
+        "has_tied_embedding": True,
+        "extras": (LayerPart(kind="draft_inputs", dims=dims),),
+    }
 
 
 def _mistral(reader: ConfigReader) -> Fields:

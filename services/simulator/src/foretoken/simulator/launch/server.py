@@ -12,7 +12,7 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.load import load_model
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.plugins import scan_modules
-from foretoken.domain.requests.cluster import ReplicaPool
+from foretoken.domain.requests.cluster import ReplicaPool, SpeculativeSpec
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.launch.options import Fields, OptionMap
 
@@ -182,7 +182,7 @@ class ServedOptions:
             max_loras=lora.max_loaded if lora else 0,
             num_loras=max(lora.num_adapters, lora.max_loaded) if lora else 0,
             lora_rank=lora.rank if lora else 0,
-            drafts=drafts.method if drafts else "",
+            drafts=_name_drafts(drafts),
             num_draft_tokens=drafts.num_draft_tokens if drafts else 0,
             draft_model=hub_name(drafts.draft_model) if drafts and drafts.draft_model else "",
         )
@@ -244,6 +244,14 @@ def _has_experts(fields: Fields) -> bool:
         return count_experts(str(fields.get("model_id", ""))) > 0
     except LookupError:
         return False
+
+
+def _name_drafts(drafts: SpeculativeSpec | None) -> str:
+    """Return how engines draft, as they tell it: a model's head is none that drafts alone."""
+    if drafts is None:
+        return ""
+    extras = drafts.draft_model.extras if drafts.draft_model else ()
+    return "eagle" if any(part.kind == "draft_inputs" for part in extras) else drafts.method
 
 
 def count_experts(model_id: str) -> int:
@@ -333,9 +341,8 @@ class ServingEngine(Protocol):
         remarks = {
             f"weights are {served.quantization}: name a checkpoint that is, {self.label} takes its"
             " format from it": served.quantization not in ("", *self.made_at_load),
-            f"drafts come from the model's own {drafts}; for EAGLE name its checkpoint": (
-                served.drafts == "layers"
-            ),
+            f"drafts come from the model's own {drafts}; for EAGLE-3 give its head's config.json as"
+            " speculative.draft_model": (served.drafts == "layers"),
             "KV caches move by NIXL, which must be in the image": served.role
             in ("prefill", "decode"),
             f"each GPU gives {served.store_bytes / 1e9:.0f} GB of its host's memory to the store,"

@@ -195,6 +195,11 @@ def _write_drafts(served: ServedOptions) -> Options:
             "max_draft_len": count,
             "max_matching_ngram_size": _NGRAM_SIZE,
         },
+        "eagle": {
+            "decoding_type": "Eagle",
+            "max_draft_len": count,
+            "speculative_model_dir": served.draft_model,
+        },
         "draft_model": {
             "decoding_type": RELEASES[NEWEST].draft_model,
             "max_draft_len": count,

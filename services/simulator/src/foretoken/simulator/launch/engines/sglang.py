@@ -51,6 +51,7 @@ _POLICIES = {
 _BOOTSTRAP_PORT = 8998
 # How a method of speculation is named.
 _DRAFTS = {"ngram": "NGRAM", "layers": "EAGLE", "draft_model": "STANDALONE"}
+_OF_HEAD = "EAGLE3"
 # Its exchanges of tokens and experts, with DeepEP's mode; without the options it gathers them.
 _EXCHANGES = {
     "all_gather": (None, None),
@@ -170,10 +171,10 @@ def _write_drafts(served: ServedOptions) -> Options:
     drafts, count = served.drafts, served.num_draft_tokens
     if not drafts:
         return {}
-    is_model, is_ngram = drafts == "draft_model", drafts == "ngram"
+    is_ngram = drafts == "ngram"
     return {
-        "speculative-algorithm": _DRAFTS[drafts],
-        "speculative-draft-model-path": served.draft_model if is_model else None,
+        "speculative-algorithm": _DRAFTS.get(drafts, _OF_HEAD),
+        "speculative-draft-model-path": served.draft_model or None,
         # The token that verification adds counts as well.
         "speculative-num-draft-tokens": count + 1,
         "speculative-num-steps": None if is_ngram else count,
@@ -184,7 +185,9 @@ def _write_drafts(served: ServedOptions) -> Options:
 def _read_drafts(options: Options) -> Fields:
     if "speculative-algorithm" not in options:
         return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
-    drafts = invert(_DRAFTS)[options["speculative-algorithm"]]
+    # A head of its own is a checkpoint and no model that drafts alone.
+    named = {_OF_HEAD: "layers", **invert(_DRAFTS)}
+    drafts = named[options["speculative-algorithm"]]
     is_model = drafts == "draft_model"
     return {
         "drafts": drafts,

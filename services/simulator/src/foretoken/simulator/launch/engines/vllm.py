@@ -63,7 +63,7 @@ _STORE_CLIENT = (
     f'{STORE_INSTALL} && printf %s "$MOONCAKE_CONFIG" > "$MOONCAKE_CONFIG_PATH" && exec "$0" "$@"',
 )
 # vLLM's name of the methods that draft without a model of their own.
-_DRAFTS = {"ngram": "ngram", "layers": "mtp"}
+_DRAFTS = {"ngram": "ngram", "layers": "mtp", "eagle": "eagle3"}
 # Its exchanges of tokens and experts; without the option it gathers and scatters.
 _EXCHANGES = {
     "all_to_all": "flashinfer_all2allv",
@@ -187,9 +187,9 @@ def _write_drafts(served: ServedOptions) -> Options:
     if not served.drafts:
         return {}
     settings: dict[str, object] = {"num_speculative_tokens": served.num_draft_tokens}
-    if served.drafts == "draft_model":
+    if served.draft_model:
         settings["model"] = served.draft_model
-    else:
+    if served.drafts in _DRAFTS:
         settings["method"] = _DRAFTS[served.drafts]
     return {"speculative-config": json.dumps(settings)}
 
