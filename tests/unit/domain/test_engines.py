@@ -125,9 +125,8 @@ _TIER = KvTier(name="cpu", capacity_bytes=2**30, read_bytes_per_s=25e9, write_by
     [
         (EngineSpec(profile="vllm-v0", rules={"preemption": "swap"}), "needs a tier"),
         (EngineSpec(kv_tiers=(_TIER, replace(_TIER, is_shared=True))), "one that is_shared"),
-        (EngineSpec(profile="plain", kv_tiers=(_TIER,)), "neither caches prefixes nor swaps"),
     ],
-    ids=["swapping to nowhere", "tiers in part shared", "a tier for nothing"],
+    ids=["swapping to nowhere", "tiers in part shared"],
 )
 def test_tiers_and_rules_must_go_together(engine: EngineSpec, problem: str) -> None:
     with pytest.raises(InvalidRequestError, match=problem):

@@ -10,6 +10,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
 from foretoken.domain.measurements.step_model import StepKindModel, StepModel
+from foretoken.domain.models.image import EncodedImages
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.latency_surfaces import fetch_surfaces, surface_spec
@@ -124,3 +125,13 @@ def test_of_something_else_it_is_refused() -> None:
         _cost(_SCENARIO, replace(steps, model="other"))
     with pytest.raises(InvalidRequestError, match=r"layout\.pp: whole steps"):
         _cost(replace(_SCENARIO, layout=ParallelLayout(pp=2)), steps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [("encoder", "images"), ("speech_encoder", "sound"), ("audio_encoder", "sound")],
+)
+def test_prompts_with_more_than_text_are_refused_by_what_they_have(kind: str, key: str) -> None:
+    media = EncodedImages(num_images=1, num_patches=64, tokens_each=16, first_token=0, kind=kind)
+    with pytest.raises(InvalidRequestError, match=rf"workload\.{key}: whole steps"):
+        scope_of(replace(surface_spec(_SCENARIO, 4000), images=media))

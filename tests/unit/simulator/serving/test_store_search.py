@@ -3,8 +3,10 @@
 from dataclasses import replace
 from typing import cast
 
+import pytest
 from serving_fakes import RooflinePredictor, build_scenario
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.models.architecture import find_model
@@ -17,6 +19,7 @@ from foretoken.domain.requests.search import (
 from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.serving.search import ServingSearch, candidate_scenario
+from foretoken.simulator.serving.engine_limit import check_engines
 
 _STORE = KvTier(
     name="store",
@@ -92,3 +95,15 @@ def test_tiers_that_a_release_does_not_have_are_not_proposed() -> None:
     columns = _compare("vllm-0.19", "none", "store:1e12:25e9:shared").candidates
     verdicts = dict(zip(columns.kv_tiers, columns.verdict, strict=True))
     assert {"none": "ok", "store:1e12:25e9:shared": "engine"} == verdicts
+
+
+def test_tiers_that_would_hold_nothing_are_not_proposed() -> None:
+    """Nor are they simulated: an engine without a prefix cache puts no blocks into them."""
+    host = "cpu:64e9:25e9"
+    columns = _compare("orca", "none", host).candidates
+    assert {"none": "ok", host: "engine"} == dict(
+        zip(columns.kv_tiers, columns.verdict, strict=True)
+    )
+    engine = EngineSpec(profile="plain").with_tiers(host)
+    with pytest.raises(InvalidRequestError, match="neither caches prefixes nor swaps"):
+        check_engines(replace(_request("aggregated").scenario, engine=engine))

@@ -412,7 +412,7 @@ class EngineSpec:
         return replace(self, kv_tiers=read_tiers(text)) if text else self
 
     def _check_tiers(self, resolved: EngineProfile) -> None:
-        """Refuse tiers that would hold nothing, swapping to nowhere, and tiers in part shared."""
+        """Refuse swapping to nowhere, and tiers in part shared."""
         is_swapping = resolved.preemption == "swap"
         num_shared = sum(tier.is_shared for tier in self.kv_tiers)
         if num_shared and (is_swapping or num_shared < len(self.kv_tiers)):
@@ -421,12 +421,6 @@ class EngineSpec:
         if is_swapping and not self.kv_tiers:
             raise InvalidRequestError.of_field(
                 "engine.kv_tiers", "an engine that preempts by swapping needs a tier to swap to"
-            )
-        if self.kv_tiers and not (is_swapping or resolved.has_prefix_caching):
-            raise InvalidRequestError.of_field(
-                "engine.kv_tiers",
-                f"{resolved.name} neither caches prefixes nor swaps: set"
-                " engine.rules.has_prefix_caching or engine.rules.preemption",
             )
 
 

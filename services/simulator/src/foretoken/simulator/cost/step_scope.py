@@ -23,7 +23,8 @@ def scope_of(spec: SurfaceSpec) -> dict[str, str]:
         "layout.pp": spec.layout.pp > 1,
         "layout.dp": spec.layout.dp > 1,
         "speculative": spec.rows_per_seq > 1,
-        "workload.images": spec.images is not None,
+        "workload.images": spec.images is not None and spec.images.kind == "encoder",
+        "workload.sound": spec.images is not None and spec.images.kind != "encoder",
         "engine.ffn_devices": spec.micro_batches > 0,
     }
     found = [name for name, is_lack in lacks.items() if is_lack]

@@ -32,6 +32,8 @@ def check_engines(scenario: ServingScenario) -> None:
     mode = "disaggregated" if cluster is not None and cluster.is_disaggregated else "aggregated"
     encoders = "apart" if cluster is not None and cluster.encoders is not None else "together"
     for part in pool_scenarios(scenario):
+        if idle := list_idle_tiers(part):
+            raise InvalidRequestError.of_violations(idle)
         profile = part.resolve_engine()
         bound = EngineBound(name=profile.name, can=profile.can)
         if lacks := list_engine_lacks(part, mode, bound, encoders):
@@ -40,6 +42,19 @@ def check_engines(scenario: ServingScenario) -> None:
                 f"{profile.name} cannot run this (`--set engine.profile=plain` simulates it by the"
                 " rules of no engine)",
             )
+
+
+def list_idle_tiers(replica: ServingScenario) -> list[FieldViolation]:
+    """Return why the tiers of a replica would hold nothing; nothing where they hold something."""
+    engine = replica.resolve_engine()
+    is_used = engine.has_prefix_caching or engine.preemption == "swap"
+    if is_used or not replica.engine.kv_tiers:
+        return []
+    why = (
+        f"{engine.name} neither caches prefixes nor swaps: set"
+        " engine.rules.has_prefix_caching or engine.rules.preemption"
+    )
+    return [FieldViolation("engine.kv_tiers", why)]
 
 
 def list_engine_lacks(

@@ -17,7 +17,7 @@ from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.domain.requests.search import SERVING_MODES, ServingSearchRequest
 from foretoken.simulator.launch.server import find_server
 from foretoken.simulator.serving.draft import list_speculation_lacks
-from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks
+from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks, list_idle_tiers
 
 # Requests on a replica where none are named: about four per doubling, sizes engines capture.
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
@@ -100,7 +100,7 @@ class EngineKind:
         if self.server and self.encodes_apart and not find_server(self.server).encodes_apart:
             why = f"no files are written for {self.server} with encoders apart"
             lacks.append(FieldViolation("space.encoders", why))
-        lacks += list_speculation_lacks(replica)
+        lacks += list_speculation_lacks(replica) + list_idle_tiers(replica)
         return InvalidRequestError.of_violations(lacks).message
 
 
