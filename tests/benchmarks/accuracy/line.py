@@ -10,8 +10,8 @@ from accuracy.trial import Score
 
 _HEADER = (
     f"{'family':24} {'points left out':22} {'MAPE / P90':>12} {'+-':>5} {'in 90 %':>8} "
-    f"{'outside':>8} {'worst':>7} {'peer':>17} {'goal':>10} {'tables':>7} {'points':>8} "
-    "worst table"
+    f"{'width':>7} {'outside':>8} {'worst':>7} {'peer':>17} {'goal':>10} {'tables':>7} "
+    f"{'points':>8} worst table"
 )
 
 
@@ -31,9 +31,9 @@ class Figure:
 class Line:
     """Median over tables of each table's mean over seeds, in percent.
 
-    `spread` is half the distance of the best from the worst seed's median MAPE; `coverage` and
-    `outside` are means over tables, every table counting the same. `worst` is the mean error of the
-    table that is named, the largest of all.
+    `spread` is half the distance of the best from the worst seed's median MAPE; `coverage`,
+    `width` and `outside` are means over tables, every table counting the same. `worst` is the mean
+    error of the table that is named, the largest of all.
     """
 
     family: str
@@ -43,6 +43,7 @@ class Line:
     goal: Figure | None = None
     spread: float | None = None
     coverage: float | None = None
+    width: float | None = None
     outside: float | None = None
     worst: float | None = None
     worst_table: str = ""
@@ -54,7 +55,7 @@ class Line:
         """One line, as wide as the header."""
         return (
             f"{self.family:24} {self.split:22} {self.found!s:>12} {_number(self.spread):>5} "
-            f"{_number(self.coverage):>8} {_number(self.outside):>8} "
+            f"{_number(self.coverage):>8} {_number(self.width):>7} {_number(self.outside):>8} "
             f"{_number(self.worst):>7} {self.peer:>17} {self.goal or ''!s:>10} "
             f"{self.num_tables:7} {self.num_points:8} {self.worst_table}"
         )
@@ -91,6 +92,7 @@ class Scores:
             goal=goal,
             spread=(max(medians) - min(medians)) / 2.0,
             coverage=float(np.mean([_mean(scores, "coverage") for scores in tables])),
+            width=float(np.mean([_mean(scores, "width") for scores in tables])),
             outside=float(np.mean([_mean(scores, "outside") for scores in tables])),
             worst=worst,
             worst_table=worst_table,

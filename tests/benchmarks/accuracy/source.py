@@ -77,7 +77,9 @@ def import_sources(data: Path, sources: tuple[Source, ...]) -> Iterator[Measurem
                 for _ in catalog.record(plan.run, plan.batches):
                     pass
                 run_ids[repr(source)] = plan.run.run_id
-            _check(catalog)
+            # One source is judged as a whole when its last rows are there.
+            if len(sources) > 1:
+                _check(catalog)
             yield Measurements(catalog, run_ids)
         finally:
             catalog.close()

@@ -36,6 +36,7 @@ class Score:
     p90: float
     coverage: float
     outside: float
+    width: float
     num_points: int
 
 
@@ -48,6 +49,7 @@ def score(truth_us: Floats, estimates: LatencyColumns) -> Score:
         p90=float(np.quantile(off, 0.9)),
         coverage=float(is_inside.mean()),
         outside=float((estimates.provenance >= Provenance.EXTRAPOLATED.value).mean()),
+        width=float(np.median((estimates.high_us - estimates.low_us) / estimates.latency_us)),
         num_points=len(truth_us),
     )
 

@@ -41,16 +41,20 @@ _MIN_POINTS = 1_000
 
 
 def ask_unseen(measurements: Measurements, extent: Extent, say: Say) -> Iterator[Line]:
-    """Yield a line per operator, device and number of points measured on the device left out."""
+    """Yield a line per operator, device and number of points measured on the device left out.
+
+    Of devices there are at most as many as tables shall be asked, those with goals first.
+    """
+    num_asked = min(_NUM_ASKED, extent.max_points)
     for operator, variant in _OPERATORS.items():
         every = measurements.read_series(AICONFIGURATOR, operator)
-        for series in _pick(every, variant):
+        for series in _pick(every, variant)[: extent.max_tables]:
             device = series.key.device
             others = [item for item in every if item.key.device != device]
             scores = {step: Scores() for step in _STEPS}
             for seed in range(extent.num_seeds):
                 say(f"{NAME}, seed {seed}: {operator} on {device}")
-                for step, result in _ask_device(series, others, seed).items():
+                for step, result in _ask_device(series, others, seed, num_asked).items():
                     scores[step].add(device, seed, result)
             for step, goal in zip(_STEPS, _GOALS.get(device, ()) or (None,) * 4, strict=True):
                 wanted = None if goal is None else Figure(goal)
@@ -60,8 +64,8 @@ def ask_unseen(measurements: Measurements, extent: Extent, say: Say) -> Iterator
                     yield line
 
 
-def _pick(every: Sequence[Series], variant: str) -> Iterator[Series]:
-    """Yield the newest plain table of every device."""
+def _pick(every: Sequence[Series], variant: str) -> Sequence[Series]:
+    """Return the newest plain table of every device, those with goals first."""
     newest: dict[str, Series] = {}
     for series in every:
         key = series.key
@@ -72,7 +76,7 @@ def _pick(every: Sequence[Series], variant: str) -> Iterator[Series]:
         have = newest.get(key.device)
         if have is None or software.first > parse_software(have.key.framework).first:
             newest[key.device] = series
-    yield from newest.values()
+    return sorted(newest.values(), key=lambda series: series.key.device not in _GOALS)
 
 
 @dataclass
@@ -101,13 +105,15 @@ class _TrainedWhenAsked(Mapping[SeriesKey, SeriesModel]):
         return len(self.heads)
 
 
-def _ask_device(series: Series, others: Sequence[Series], seed: int) -> Mapping[int, Score]:
+def _ask_device(
+    series: Series, others: Sequence[Series], seed: int, num_asked: int
+) -> Mapping[int, Score]:
     """Return the score with every number of measured points, on the same other points."""
     single = [item for item in others if item.key.framework and not item.key.kernel]
     transfers = train_transfers(single, CONFIG, seed)
     pool = DonorLibrary.of(others, seed).find(series.key)
     order = make_rng(seed, series.key.operator, series.key.device).permutation(series.num_points)
-    asked = take(series, np.sort(order[-min(_NUM_ASKED, series.num_points // 2) :]))
+    asked = take(series, np.sort(order[-min(num_asked, series.num_points // 2) :]))
     trained: dict[SeriesKey, SeriesModel] = {}
     found: dict[int, Score] = {}
     for step in _STEPS:

@@ -85,11 +85,14 @@ def test_a_line_is_the_median_over_tables_of_means_over_seeds() -> None:
     scores = Scores()
     for table, errors in {"a": (0.01, 0.03), "b": (0.10, 0.10), "c": (0.05, 0.05)}.items():
         for seed, mape in enumerate(errors):
-            one = Score(mape=mape, p90=2 * mape, coverage=0.9, outside=0.0, num_points=7)
+            one = Score(
+                mape=mape, p90=2 * mape, coverage=0.9, width=mape, outside=0.0, num_points=7
+            )
             scores.add(table, seed, one)
     line = scores.summarise("f", "s", "", None)
     assert line is not None
     assert Figure(pytest.approx(5.0), pytest.approx(10.0)) == line.found
+    assert pytest.approx(100.0 * (0.02 + 0.10 + 0.05) / 3) == line.width
     assert (3, 42) == (line.num_tables, line.num_points)
 
 
