@@ -90,6 +90,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     _end(process)
 
 
+@pytest.mark.slow
 def test_commands_of_a_second_terminal_work_and_say_through_whom(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:

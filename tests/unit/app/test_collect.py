@@ -116,6 +116,7 @@ def test_an_answer_shorter_than_asked_is_recorded_as_it_was() -> None:
     assert ("", 2) == (request.error, request.num_decode_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("behaviour", "error"),
     [

@@ -73,6 +73,7 @@ def test_what_nothing_used_to_end_is_ended(opened: CatalogService) -> None:
     assert 3 == _count(opened)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["text of parentheses", "result of a large row", "nested json"])
 def test_what_would_fill_the_catalog_does_not(name: str, opened: CatalogService) -> None:
     assert _outcome_of(opened, RUNAWAYS[name]) in {"refused", "size", "memory", "time"}

@@ -16,7 +16,7 @@ from foretoken.simulator.search.training.search import search_training
 
 @pytest.fixture(scope="module")
 def report() -> TrainingSearchReport:
-    request = build_request(has_subsets=True, tp=(2,))
+    request = build_request(has_subsets=True, tp=(4,))
     return search_training(request, SheetPredictor(), InlineContext())
 
 

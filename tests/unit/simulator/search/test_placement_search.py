@@ -29,11 +29,11 @@ def _search(request: TrainingSearchRequest) -> TrainingSearchReport:
 @pytest.fixture(scope="module")
 def of_subsets() -> TrainingSearchReport:
     """Return the answer for the cluster and all smaller ones."""
-    return _search(build_request(has_subsets=True, objective="cost"))
+    return _search(build_request(has_subsets=True, tp=(4,), objective="cost"))
 
 
 def test_every_point_is_counted_once() -> None:
-    request = build_request(has_subsets=True, tp=(2,), micro_batch_sizes=(1, 8))
+    request = build_request(has_subsets=True, tp=(4,), micro_batch_sizes=(1, 8))
     report = _search(request)
     ruled_out = sum(item.num_strategies for item in report.ruled_out)
     assert count_points(request) == report.num_points == report.num_fitting + ruled_out
@@ -131,7 +131,7 @@ def test_finalists_are_simulated_as_the_scenario_says() -> None:
 
 def test_what_was_left_out_is_said() -> None:
     groups = tuple(replace(group, num_nodes=4) for group in GROUPS)
-    report = _search(build_request(node_groups=groups, micro_batch_sizes=(1,)))
+    report = _search(build_request(node_groups=groups, tp=(4,), micro_batch_sizes=(1,)))
     assert any("orders of stages were not tried" in note for note in report.notes)
 
 

@@ -91,6 +91,7 @@ def test_what_was_warmed_up_asks_the_predictor_less_and_is_no_job(tmp_path: Path
     assert calls[1] < calls[0]
 
 
+@pytest.mark.slow
 def test_what_a_correction_changes_is_asked_by_every_search(tmp_path: Path) -> None:
     """Another may have been learned under its name; what else was answered is kept."""
     service, predictor = _open_trained(tmp_path)
