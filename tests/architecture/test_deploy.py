@@ -28,6 +28,9 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.profiler.cluster.spec import KubernetesSpec
 from foretoken.profiler.cluster.submitting import product_labels
 
+# `make check` runs these.
+pytestmark = pytest.mark.slow
+
 _VARIANTS = (
     "base",
     "overlays/dev",
@@ -57,7 +60,6 @@ def _render(repository: Path, find_tool: Callable[[str], str], variant: str) -> 
 
 
 # The oldest that documents promise, and the newest.
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-k", "{}.{}".format(*OLDEST_VERSION)), ()])
 def test_every_manifest_fits_the_schemas_of_kubernetes(
     options: Sequence[str],

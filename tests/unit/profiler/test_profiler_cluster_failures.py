@@ -25,6 +25,9 @@ from foretoken.profiler.cluster.objects import JobPlan, build_job, start_job
 from foretoken.profiler.cluster.spec import KubernetesSpec, PodSetup
 from foretoken.profiler.cluster.submitting import name_of_job, name_request
 
+# Processes stand for pods, and failures take their time; `make test-kubernetes` has them, too.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cluster(tmp_path: Path, catalog_path: str) -> Iterator[Cluster]:
@@ -32,7 +35,6 @@ def cluster(tmp_path: Path, catalog_path: str) -> Iterator[Cluster]:
         yield running
 
 
-@pytest.mark.slow
 def test_a_failed_shard_is_named_with_its_last_words(cluster: Cluster) -> None:
     """The others finish first; the same command then tries again."""
     text = "shard == 1 and sys.exit('no room for gemm')"
@@ -68,7 +70,6 @@ def test_pods_that_end_well_and_record_nothing_are_named(cluster: Cluster) -> No
     profiler.close()
 
 
-@pytest.mark.slow
 def test_a_job_that_recorded_nothing_is_made_again(cluster: Cluster) -> None:
     cluster.controller.run_instead(cluster.program("pass"))
     profiler = cluster.profiler()
@@ -142,7 +143,6 @@ def test_pods_that_are_refused_are_told_with_the_reason(cluster: Cluster, why: s
     profiler.close()
 
 
-@pytest.mark.slow
 def test_a_job_without_pods_is_told_after_a_while(tmp_path: Path) -> None:
     """Whoever makes pods may be away, and nobody complains."""
     request = name_request(REQUEST)
@@ -245,7 +245,6 @@ def test_a_job_of_which_nothing_runs_is_given_up_with_the_reason(cluster: Cluste
     profiler.close()
 
 
-@pytest.mark.slow
 def test_one_that_waits_in_a_queue_is_not_given_up(cluster: Cluster) -> None:
     profiler = cluster.profiler(queue="gpus", start_s_max=1)
     job = profiler.create_profile(REQUEST)
@@ -258,7 +257,6 @@ def test_one_that_waits_in_a_queue_is_not_given_up(cluster: Cluster) -> None:
     profiler.close()
 
 
-@pytest.mark.slow
 def test_a_server_that_starts_may_not_know_its_callers_for_a_while(cluster: Cluster) -> None:
     profiler = cluster.profiler()
     job = profiler.create_profile(REQUEST)
@@ -271,7 +269,6 @@ def test_a_server_that_starts_may_not_know_its_callers_for_a_while(cluster: Clus
     profiler.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", [{"refused_s_max": 0.5}, {"lost_s_max": 0.5}])
 def test_who_gives_up_following_says_what_ends_the_job(
     cluster: Cluster, spec: dict[str, float]
@@ -320,7 +317,6 @@ def test_a_job_that_is_refused_leaves_nothing_behind(cluster: Cluster, refused: 
     profiler.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("failure", ["gone", "dropped", "away"])
 def test_following_survives_the_api_server(cluster: Cluster, failure: str) -> None:
     """Versions that are Gone, connections that break, answers of 503: the Job's end is seen."""
@@ -342,7 +338,6 @@ def test_following_survives_the_api_server(cluster: Cluster, failure: str) -> No
     assert cluster.server.requests.count(("create", "jobs")) == 1
 
 
-@pytest.mark.slow
 def test_an_api_server_that_stays_away_is_told_in_the_end(cluster: Cluster) -> None:
     profiler = cluster.profiler(lost_s_max=0.5)
     job = profiler.create_profile(REQUEST)
