@@ -124,6 +124,12 @@ def test_an_archive_whose_names_no_folder_can_have_is_refused(
     _assert_refused(InstallRequest(dataset=str(path)), match)
 
 
+def test_a_single_file_of_a_dataset_is_refused_and_the_folder_named(tmp_path: Path) -> None:
+    path = tmp_path / "part-0.parquet"
+    path.write_bytes(b"PAR1")
+    _assert_refused(InstallRequest(dataset=str(path)), "folder with their _manifest.json")
+
+
 class _Endless(BaseHTTPRequestHandler):
     """Says that a dataset is longer than it is, or is of no length."""
 

@@ -259,7 +259,11 @@ def _fetch_dataset(place: str, scratch: Path, hear: Heard) -> Path:
             raise InvalidRequestError.of_field("dataset", f"{place}: {err}") from err
     if not path.is_file():
         return path
-    archive = Archive.open(path, _BUDGET)
+    try:
+        archive = Archive.open(path, _BUDGET)
+    except InvalidRequestError as err:
+        reason = f"{place}: {err.message}; files of a dataset are read from the folder with their"
+        raise InvalidRequestError.of_field("dataset", f"{reason} {MANIFEST_NAME}") from err
     try:
         for name in archive:
             hear(0.0, f"unpacking {name}")
