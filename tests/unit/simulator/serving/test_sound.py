@@ -28,6 +28,9 @@ def _hears(**dims: int) -> ModelArchitecture:
 
 _SHORT = _hears(merged_frames=2)
 _WHOLE = _hears(merged_frames=4, has_whole_windows=1, projector_in=5120, projector_intermediate=64)
+# Pieces of two seconds, and of one second of 13 frames, as Qwen's Omni models compute them.
+_PIECES = _hears(num_positions=100, merged_frames=2, has_whole_windows=1)
+_SECONDS = _hears(num_positions=13, frames_per_s=13, has_whole_windows=1)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,8 @@ _WHOLE = _hears(merged_frames=4, has_whole_windows=1, projector_in=5120, project
         (_SHORT, 40, (1, 1500, 750)),
         (_WHOLE, 3, (1, 1500, 375)),
         (_WHOLE, 40, (2, 1500, 375)),
+        (_PIECES, 3, (2, 100, 50)),
+        (_SECONDS, 3, (3, 13, 13)),
     ],
 )
 def test_seconds_become_frames_and_tokens(

@@ -4,6 +4,7 @@ Source: the configuration and modelling files of these models in transformers 5.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from foretoken.domain.models.hf_decoders import DECODERS, read_qwen3, read_qwen3_moe
@@ -33,8 +34,10 @@ TEXT_MODELS: Mapping[str, Callable[[ConfigReader], Fields]] = {
 _TEXT = {
     **TEXT_MODELS,
     "gemma4_unified_text": TEXT_MODELS["gemma4_text"],
+    "qwen2_5_omni_text": DECODERS["qwen2"],
     "qwen2_5_vl_text": DECODERS["qwen2"],
     "qwen2_vl_text": DECODERS["qwen2"],
+    "qwen3_omni_moe_text": read_qwen3_moe,
     "qwen3_vl_text": read_qwen3,
     "qwen3_vl_moe_text": read_qwen3_moe,
 }
@@ -57,11 +60,13 @@ _TYPES = {
     "llava_onevision": "qwen2",
     "minimax_m3_vl": "minimax_m3",
     "mistral3": "mistral",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_audio": "qwen2",
     "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "smolvlm": "llama",
@@ -107,6 +112,7 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
     # Older files have the text model's keys among their own.
     text = reader.section("text_config") if reader.has("text_config") else reader
     if model_type in _SPEAKING:
+        reader.ignore("position_id_per_seconds", "seconds_per_chunk")
         reader.ignore("hidden_size", "vocab_size")  # the text model's once more
         text.assume(_TEXT_DEFAULTS.get(model_type, {}))
     text_type = _TYPES[model_type] if text is reader else text.get("model_type")
@@ -131,7 +137,7 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
 
 # Encoders by the model type of `vision_config`: of gated halves, without biases, and with one
 # product to the model's width.
-_GATED = ("gemma4_vision", "glm4v", "pixtral", "qwen2_5_vl")
+_GATED = ("gemma4_vision", "glm4v", "pixtral", "qwen2_5_omni", "qwen2_5_vl")
 _WITHOUT_BIAS = ("pixtral",)
 _SINGLE_PROJECTOR = ("gemma4_vision", "siglip_vision_model")
 
@@ -233,10 +239,33 @@ def _audio_encoder(outer: ConfigReader, config: object) -> LayerPart:
     return LayerPart(kind="audio_encoder", dims=dims)
 
 
-# Models that hear by Whisper's encoder: frames that become one of their tokens, and whether what
-# fills a window up does. Source: Qwen2-Audio's `avg_pooler`; `audio_config.intermediate_size` over
-# its width in Voxtral's `get_audio_features`.
-_SPEAKING = {"qwen2_audio": (2, False), "voxtral": (4, True)}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Hearing:
+    """How a model hears by Whisper's encoder.
+
+    `merged` frames become one of its tokens, what fills a window up as well with
+    `has_whole_windows`. They are stacked before a projector of two products, or their mean goes
+    through one, or through two with `has_middle`. A window is as long as positions are known, or
+    `frames` of `frames_per_s`.
+    """
+
+    merged: int
+    has_whole_windows: bool = True
+    is_stacked: bool = False
+    has_middle: bool = False
+    frames: int = 0
+    frames_per_s: int = 50
+
+
+# Source: Qwen2-Audio's `avg_pooler`; `audio_config.intermediate_size` over its width in Voxtral's
+# `get_audio_features`; of Qwen's Omni models pieces of `2 * n_window` frames, 100 a second, that
+# one convolution of stride 2 is over, or three.
+_SPEAKING = {
+    "qwen2_audio": _Hearing(merged=2, has_whole_windows=False),
+    "qwen2_5_omni_thinker": _Hearing(merged=2, frames=100),
+    "qwen3_omni_moe_thinker": _Hearing(merged=1, frames=13, frames_per_s=13, has_middle=True),
+    "voxtral": _Hearing(merged=4, is_stacked=True),
+}
 
 
 # What files leave out of their text models. Source: `Qwen2Config` of transformers 5.
@@ -250,7 +279,7 @@ def _speech_encoder(outer: ConfigReader, config: object) -> LayerPart:
         outer.refuse("audio_config", f"expected an object, found {config!r:.80}")
         config = {}
     sound = ConfigReader(config)
-    merged, has_whole_windows = _SPEAKING[str(outer.get("model_type"))]
+    hearing = _SPEAKING[str(outer.get("model_type"))]
     hidden = sound.integer("d_model", "hidden_size")
     text = outer.get("text_config")
     width = text.get("hidden_size", 0) if isinstance(text, Mapping) else 0
@@ -260,18 +289,32 @@ def _speech_encoder(outer: ConfigReader, config: object) -> LayerPart:
         "num_heads": sound.integer("encoder_attention_heads", "num_attention_heads"),
         "intermediate": sound.integer("encoder_ffn_dim", "intermediate_size"),
         "mel_bins": sound.optional("num_mel_bins", 128),
-        "num_positions": sound.optional("max_source_positions", 1500),
-        "merged_frames": merged,
-        "has_whole_windows": int(has_whole_windows),
-        # Features of several frames stand next to each other, or are their mean.
-        "projector_in": hidden * merged if has_whole_windows else hidden,
-        "projector_intermediate": width if has_whole_windows else 0,
+        "num_positions": hearing.frames or sound.optional("max_source_positions", 1500),
+        "frames_per_s": hearing.frames_per_s,
+        "merged_frames": hearing.merged,
+        "has_whole_windows": int(hearing.has_whole_windows),
+        "projector_in": hidden * (hearing.merged if hearing.is_stacked else 1),
+        "projector_intermediate": width if hearing.is_stacked else hidden * hearing.has_middle,
     }
     for violation in sound.violations:
         outer.refuse(f"audio_config.{violation.field}", violation.description)
     return LayerPart(kind="speech_encoder", dims=dims)
 
 
+def _thinker(model_type: str, reader: ConfigReader) -> Fields:
+    """Read what an Omni model hears, sees and writes with; what it speaks with is left out.
+
+    Source: vLLM, models/qwen2_5_omni_thinker.py and qwen3_omni_moe_thinker.py, which serve this
+    part alone.
+    """
+    reader.ignore("talker_config", "token2wav_config", "code2wav_config", "enable_audio_output")
+    reader.ignore("enable_talker", "system_prompt")
+    thinker = reader.section("thinker_config")
+    thinker.assume({"model_type": f"{model_type}_thinker"})
+    return _read(f"{model_type}_thinker", thinker)
+
+
 MULTIMODAL: Mapping[str, Callable[[ConfigReader], Fields]] = {
-    model_type: partial(_read, model_type) for model_type in _TYPES
+    **{model_type: partial(_read, model_type) for model_type in _TYPES},
+    **{each: partial(_thinker, each) for each in ("qwen2_5_omni", "qwen3_omni_moe")},
 }

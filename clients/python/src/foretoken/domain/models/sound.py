@@ -11,15 +11,14 @@ from foretoken.domain.requests.workload import SoundSpec
 # Frames of a second that a conformer is left with, each a token, and the most of a recording.
 # Source: `audio_ms_per_token` and `audio_seq_length` of Gemma 4's processor in transformers 5.
 _CONFORMER_FRAMES_PER_S, _MAX_CONFORMER_FRAMES = 25, 750
-# Frames of a second behind Whisper's convolutions. Source: Radford et al., 2022, section 2.2.
-_WHISPER_FRAMES_PER_S = 50
 
 
 def encode_sound(model: ModelArchitecture, sound: SoundSpec, first_token: int = 0) -> EncodedImages:
     """Return what a model's encoder makes of recordings.
 
     A conformer takes the seconds that there are, up to its limit. Whisper's encoder computes whole
-    windows of 30 s; what fills the last one up becomes tokens as well where the model says so.
+    windows, of 30 s where a model has no shorter ones; what fills the last one up becomes tokens as
+    well where the model says so.
 
     Raises:
         InvalidRequestError: the model hears nothing.
@@ -44,10 +43,12 @@ def _of_conformer(_: LayerPart, seconds: float) -> tuple[int, int, int]:
 
 
 def _of_whisper(part: LayerPart, seconds: float) -> tuple[int, int, int]:
-    window, merged = part["num_positions"], part["merged_frames"]
+    window, merged, rate = (
+        part[name] for name in ("num_positions", "merged_frames", "frames_per_s")
+    )
     if part["has_whole_windows"]:
-        return ceil(seconds * _WHISPER_FRAMES_PER_S / window), window, window // merged
-    frames = min(seconds * _WHISPER_FRAMES_PER_S, window)
+        return ceil(seconds * rate / window), window, window // merged
+    frames = min(seconds * rate, window)
     return 1, window, max(int(frames / merged), 1)
 
 

@@ -22,14 +22,16 @@ KIND = KindSpec(
     name="speech_encoder",
     place=Place.MODEL,
     summary="Whisper's transformer over windows of sound, projected to the model's width",
-    source="Radford et al., 2022; modelling files of Qwen2-Audio and Voxtral in transformers 5",
+    source="Radford et al., 2022; modelling files of Qwen2-Audio, Qwen's Omni models and Voxtral in"
+    " transformers 5",
     dims=(
         KindDim("num_layers", "its layers", minimum=1),
         KindDim("hidden", "features of a frame inside", minimum=1),
         KindDim("num_heads", "heads of its attention", minimum=1),
         KindDim("intermediate", "features between the products of its MLP", minimum=1),
         KindDim("mel_bins", "numbers of a frame", 128, minimum=1),
-        KindDim("num_positions", "frames of a window, 50 a second", 1500, minimum=1),
+        KindDim("num_positions", "frames of a window", 1500, minimum=1),
+        KindDim("frames_per_s", "frames of a second", 50, minimum=1),
         KindDim("merged_frames", "frames that become one token", 1, minimum=1),
         KindDim("has_whole_windows", "1: what fills a window up becomes tokens as well", 0),
         KindDim("projector_in", "features that the projector takes", minimum=1),
@@ -37,5 +39,5 @@ KIND = KindSpec(
     ),
     weights=_weights,
     backward="none of its own: text is trained on, which an encoder hears nothing of",
-    approximated="runs where a workload has sound",
+    approximated="runs where a workload has sound; the convolutions of Qwen3-Omni are Whisper's",
 )
