@@ -141,3 +141,9 @@ def test_a_head_of_eagle_3_is_a_layer_with_features_of_the_model() -> None:
     assert merged - 32000 * 4096 == count_parameters(head).total - plain.total
     with pytest.raises(InvalidRequestError, match="num_hidden_layers"):
         architecture_of_hf_config({**_HEAD, "num_hidden_layers": 2}, "head")
+
+
+def test_of_a_file_whose_text_alone_is_read_it_is_said() -> None:
+    text = {"model_type": "gemma3n_text", **_CONFIGS["gemma3n_text"]}
+    with pytest.raises(InvalidRequestError, match="its text model 'gemma3n_text' alone is"):
+        architecture_of_hf_config({"model_type": "gemma3n", "text_config": text}, "gemma3n")

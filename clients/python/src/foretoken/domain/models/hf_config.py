@@ -45,9 +45,13 @@ def architecture_of_hf_config(
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in _READERS:
         supported = ", ".join(sorted(_READERS))
-        raise InvalidRequestError.of_field(
-            "model_type", f"{model_type!r} of {name} is not supported; supported are {supported}"
-        )
+        why = f"{model_type!r} of {name} is not supported; supported are {supported}"
+        text = config.get("text_config")
+        inner = text.get("model_type") if isinstance(text, Mapping) else None
+        if inner in TEXT_MODELS:
+            why = f"{model_type!r} of {name} is not supported, its text model {inner!r} alone is:"
+            why += " give what text_config has as a file of its own"
+        raise InvalidRequestError.of_field("model_type", why)
     reader = ConfigReader(config)
     fields = _READERS[model_type](reader)
     reader.refuse_unread(model_type)
