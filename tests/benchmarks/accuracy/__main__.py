@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from accuracy import layer_sum, unseen_device
+from accuracy import device_ratio, layer_sum, unseen_device
 from accuracy.asking import Extent, ask_family
+from accuracy.device_ratio import ask_ratios
 from accuracy.family import FAMILIES
 from accuracy.layer_sum import ask_layers
 from accuracy.line import Line, lines_to_plain, write_listing
@@ -21,7 +22,9 @@ from accuracy.source import AICONFIGURATOR, Source, import_sources
 from accuracy.unseen_device import ask_unseen
 
 _DEFAULT_DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
-_NAMES = (*(family.name for family in FAMILIES), layer_sum.NAME, unseen_device.NAME)
+# Questions about all of AIConfigurator's devices together.
+_BY_DEVICE = {unseen_device.NAME: ask_unseen, device_ratio.NAME: ask_ratios}
+_NAMES = (*(family.name for family in FAMILIES), layer_sum.NAME, *_BY_DEVICE)
 
 
 def main() -> None:
@@ -60,14 +63,15 @@ def _ask(wanted: list[str], data: Path, extent: Extent) -> Iterator[Line]:
             yield from ask_family(family, measurements, extent, _say)
         if layer_sum.NAME in wanted:
             yield from ask_layers(measurements, extent, _say)
-        if unseen_device.NAME in wanted:
-            yield from ask_unseen(measurements, extent, _say)
+        for name, ask_devices in _BY_DEVICE.items():
+            if name in wanted:
+                yield from ask_devices(measurements, extent, _say)
 
 
 def _sources_of(wanted: list[str]) -> tuple[Source, ...]:
     needed = [family.source for family in FAMILIES if family.name in wanted]
     needed += layer_sum.SOURCES if layer_sum.NAME in wanted else ()
-    needed += [AICONFIGURATOR] if unseen_device.NAME in wanted else []
+    needed += [AICONFIGURATOR] if _BY_DEVICE.keys() & set(wanted) else []
     return tuple({repr(source): source for source in needed}.values())
 
 

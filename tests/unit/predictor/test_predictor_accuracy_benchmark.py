@@ -18,11 +18,14 @@ from accuracy.cut import (
     hold_out_random,
     hold_out_values,
 )
+from accuracy.device_ratio import common_rows, divide
 from accuracy.line import Figure, Scores
 from accuracy.table import split_into_tables
 from accuracy.trial import Score
 
+from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
 from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.predictor.training_rows import SeriesKey, build_series
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 _M, _N = (column.ravel() for column in np.meshgrid(2 ** np.arange(10), [64, 96, 128, 192, 256]))
@@ -94,6 +97,37 @@ def test_a_line_is_the_median_over_tables_of_means_over_seeds() -> None:
     assert Figure(pytest.approx(5.0), pytest.approx(10.0)) == line.found
     assert pytest.approx(100.0 * (0.02 + 0.10 + 0.05) / 3) == line.width
     assert (3, 42) == (line.num_tables, line.num_points)
+
+
+def test_devices_are_compared_at_points_that_both_have() -> None:
+    first, second = (
+        build_series(
+            SeriesKey("cast", device, "", "bf16", "forward", "vllm 1.0"),
+            np.array(points, dtype=np.int64).reshape(-1, 1),
+            np.ones(len(points)),
+        )
+        for device, points in (("h200_sxm", [1, 2, 4, 8]), ("b200", [16, 8, 2]))
+    )
+    rows = common_rows(first, second)
+    both = [
+        series.points[own, 0].tolist() for series, own in zip((first, second), rows, strict=True)
+    ]
+    assert [[2, 8], [2, 8]] == both
+
+
+def test_errors_of_two_devices_meet_as_squares() -> None:
+    first, second = (
+        LatencyColumns(
+            latency_us=np.array([us]),
+            low_us=np.array([us / off]),
+            high_us=np.array([us * off]),
+            provenance=np.array([Provenance.INTERPOLATED.value]),
+        )
+        for us, off in ((60.0, np.exp(0.3)), (20.0, np.exp(0.4)))
+    )
+    ratio = divide(first, second)
+    found = [ratio.low_us[0], ratio.latency_us[0], ratio.high_us[0]]
+    assert pytest.approx([3.0 * np.exp(-0.5), 3.0, 3.0 * np.exp(0.5)]) == found
 
 
 def _row(m: int, latency_us: float, variant: str | None, kernel: str) -> dict[str, object]:
