@@ -178,34 +178,30 @@ class Plot:
 
     def boxes(self, text: str) -> Chart:
         """Return boxes where rows `y` and columns `x` meet, coloured `by` words, with a text."""
-        place: Spec = {"x": self._columns(), "y": self._rows()}
-        words = {**place, "text": {"field": text}, "color": {"value": "#ffffff"}}
-        layers = [
-            _layer("rect", {**place, **self._color()}, **_TOLD),
-            _layer("text", words, fontSize=10),
-        ]
-        height = _rows_height(_count(self.table, self.y)) + 2 * _ROW
-        return self._chart({"layer": layers}, height=height)
+        return self._grid(self._color(), {"text": {"field": text}, "color": {"value": "#ffffff"}})
 
     def heat_map(self, value: str) -> Chart:
         """Return boxes where rows `y` and columns `x` meet, coloured by the value in them."""
         number = self.table.column(value)
-        place: Spec = {"x": self._columns(), "y": self._rows()}
         shade: Spec = {"field": value, "type": "quantitative", "title": number.title}
         numbers = _numbers(self.table, value)
         is_log = _is_log(numbers)
         scale = {"scheme": "viridis", "type": "log" if is_log else "linear"}
         shade |= {"scale": scale, "legend": {"format": _format(number)}}
-        text = {"field": value, "type": "quantitative", "format": _format(number)}
         least, most = min(numbers, default=0), max(numbers, default=0)
         middle = (least * most) ** 0.5 if is_log else (least + most) / 2
         dark = {"test": f"datum[{value!r}] > {middle}", "value": "#16191d"}
-        ink = {"condition": dark, "value": "#ffffff"}
-        layers = [
-            _layer("rect", {**place, "color": shade}, **_TOLD),
-        ]
-        if len(self.table.rows) <= _MOST_WORDS:
-            layers.append(_layer("text", {**place, "text": text, "color": ink}, fontSize=10))
+        text = {"field": value, "type": "quantitative", "format": _format(number)}
+        words = {"text": text, "color": {"condition": dark, "value": "#ffffff"}}
+        has_words = len(self.table.rows) <= _MOST_WORDS
+        return self._grid({"color": shade}, words if has_words else {})
+
+    def _grid(self, shade: Spec, words: Spec) -> Chart:
+        """Return boxes where rows and columns meet, with words on them if there are any."""
+        place: Spec = {"x": self._columns(), "y": self._rows()}
+        layers = [_layer("rect", {**place, **shade}, **_TOLD)]
+        if words:
+            layers.append(_layer("text", {**place, **words}, fontSize=10))
         height = _rows_height(_count(self.table, self.y)) + 2 * _ROW
         return self._chart({"layer": layers}, height=height)
 

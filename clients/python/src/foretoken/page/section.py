@@ -12,7 +12,10 @@ from foretoken.page.block import Chart, Picture, Table, Text, Value
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """One part of a page. `warning` stands out; `listing` is long text that starts folded."""
+    """One part of a page. `warning` stands out; `listing` is long text that starts folded.
+
+    `about` stands at the top of its page: the question, and what the answer rests on.
+    """
 
     title: str
     intro: str = ""
@@ -21,6 +24,7 @@ class Section:
     pictures: Sequence[Chart | Picture] = ()
     table: Table | None = None
     listing: str = ""
+    about: Sequence[tuple[str, str]] = ()
 
     def as_block(self) -> block.Section:
         """Return the section with what there is of its parts."""
@@ -40,21 +44,11 @@ class Section:
             yield block.Section("In full", [Text(self.listing, "code")], open=False)
 
 
-class About(Section):
-    """What a page says at its top: the question, and what the answer rests on; its table has it."""
-
-
 def page_of(title: str, subtitle: str, sections: Sequence[Section]) -> block.Page:
-    """Return sections as a page, with the lines of those that are `About` at its top."""
-    lines = [
-        (str(name), str(text))
-        for section in sections
-        if isinstance(section, About) and section.table
-        for name, text in section.table.rows
-    ]
+    """Return sections as a page, with what they are about at its top."""
     return block.Page(
         title=title,
         subtitle=subtitle,
-        about=lines,
-        blocks=[section.as_block() for section in sections if not isinstance(section, About)],
+        about=[line for section in sections for line in section.about],
+        blocks=[section.as_block() for section in sections],
     )

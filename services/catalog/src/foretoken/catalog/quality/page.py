@@ -61,15 +61,15 @@ def _overview_chart(
 
     `counts` are rows by device and test; a row that two tests flag counts in both.
     """
-    columns = [Column.words("device and test", "row"), Column.words("test"), Column(title="rows")]
-    rows = [
+    found = [
         (f"{device}: {test}", test, number)
         for device, tests in counts.items()
         for test, number in sorted(tests.items(), key=lambda item: -item[1])
     ]
+    columns = (Column.words("device and test", "row"), Column.words("test"), Column(title="rows"))
     plot = Plot(
         title="Overview",
-        table=Table(columns=columns, rows=rows),
+        table=Table(columns=columns, rows=found),
         x="rows",
         y="row",
         by="test",

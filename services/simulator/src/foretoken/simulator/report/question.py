@@ -1,8 +1,8 @@
 """What a page says of its question and of what the answer rests on, and what to know of it."""
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from foretoken.domain.requests.scenario import TrainingScenario
@@ -11,7 +11,7 @@ from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.block import Table
-from foretoken.page.section import About, Section
+from foretoken.page.section import Section
 
 # What a page says of the configuration before the whole scenario, by its keys.
 _CONFIGURATION = (
@@ -27,25 +27,22 @@ _ALWAYS_SHOWN = {
     *("dtype", "sequence_length", "micro_batch_size", "global_batch_size"),
     *("pipeline_schedule", "recompute"),
 }
-_DEFAULTS: Mapping[str, Any] = {
-    field.name: field.default for field in dataclasses.fields(TrainingScenario)
-}
+_DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(TrainingScenario)}
 
 
 def with_echo(sections: Sequence[Section], *echoes: Echo) -> list[Section]:
-    """Return sections with the echoes of their answers after the first, which is the answer."""
+    """Return sections with the echoes of their answers, said once, at the top of their page."""
     return with_lines(sections, [line for echo in echoes for line in echo.lines()])
 
 
 def with_lines(sections: Sequence[Section], lines: Sequence[str]) -> list[Section]:
-    """Return sections with lines of echoes after the first; what several say stands once."""
+    """Return sections with lines of echoes; see `with_echo`."""
+    if not sections:
+        return []
     parts = (line.partition(": ") for line in lines)
-    rows = dict.fromkeys((name, text) for name, _, text in parts)
-    if not rows:
-        return list(sections)
-    table = Table.listed(headers=("", "as it was understood"), rows=list(rows), text_columns={1})
-    section = About(title="The question, and what the answer rests on", table=table)
-    return [*sections[:1], section, *sections[1:]]
+    first, *others = sections
+    about = dict.fromkeys((*first.about, *((name, text) for name, _, text in parts)))
+    return [replace(first, about=list(about)), *others]
 
 
 def sentence(text: str) -> str:
