@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import kubernetes_validate
 import yaml
+from kubernetes_custom import check_custom
 from kubernetes_manifests import fixed_of
 from kubernetes_rules import check_rules, expect
 
@@ -42,6 +43,7 @@ _KINDS: Mapping[str, Mapping[str, tuple[str, bool]]] = {
         "Ingress": ("ingresses", _NAMESPACED),
         "NetworkPolicy": ("networkpolicies", _NAMESPACED),
     },
+    "ray.io/v1": {"RayCluster": ("rayclusters", _NAMESPACED)},
     "policy/v1": {"PodDisruptionBudget": ("poddisruptionbudgets", _NAMESPACED)},
     "rbac.authorization.k8s.io/v1": {
         "ClusterRole": ("clusterroles", _OF_CLUSTER),
@@ -91,7 +93,8 @@ class ApplyServer:
     def apply(self, path: str, body: Resource) -> tuple[int, Resource]:
         """Keep an object whole, and return the status with it or with the reason why not."""
         try:
-            kubernetes_validate.validate(body, VERSION, strict=True)
+            if not check_custom(body, VERSION):
+                kubernetes_validate.validate(body, VERSION, strict=True)
             check_rules(body)
             before = self.objects.get(path, body)
             expect(fixed_of(before) == fixed_of(body), f"{path}: field is immutable")

@@ -1,5 +1,6 @@
 """The manifests render, are valid, and fit the program they start."""
 
+import itertools
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes_custom import ray_groups
 from kubernetes_manifests import (
     OLDEST_VERSION,
     Manifest,
@@ -38,11 +40,12 @@ _VARIANTS = (
     "overlays/lake",
     "overlays/production",
     "overlays/profiler-controller",
+    "overlays/ray",
 )
 _SERVICES = ("catalog", "predictor", "simulator")
 _IMAGES = (*_SERVICES, "profiler")
 # Kinds of operators that a cluster may have; their schemas are not part of Kubernetes.
-_CUSTOM_KINDS = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule"}
+_CUSTOM_KINDS = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule", "RayCluster"}
 _CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding"}
 _CONTROLLER = "profiler-controller"
 
@@ -183,6 +186,10 @@ def test_every_selector_finds_pods(manifests: list[Manifest]) -> None:
     labels = [template["metadata"]["labels"].items() for _, template in templates(manifests)]
     # Pods of profiles are made from outside, or by the controller.
     labels.append({"app.kubernetes.io/name": "profiler"}.items())
+    # KubeRay's operator makes these.
+    clusters = [m for m in manifests if m["kind"] == "RayCluster"]
+    groups = itertools.chain.from_iterable(map(ray_groups, clusters))
+    labels.extend(group["template"]["metadata"]["labels"].items() for group in groups)
     selectors = {
         f"{m['kind']}/{m['metadata']['name']}": _selector(m)
         for m in manifests

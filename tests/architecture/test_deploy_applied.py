@@ -23,6 +23,7 @@ _VARIANTS = (
     "overlays/lake",
     "overlays/production",
     "overlays/profiler-controller",
+    "overlays/ray",
     "overlays/web",
 )
 _KUBECONFIG = "FORETOKEN_TEST_KUBECONFIG"

@@ -14,6 +14,7 @@ _VARIANTS = (
     "overlays/lake",
     "overlays/production",
     "overlays/profiler-controller",
+    "overlays/ray",
 )
 
 
