@@ -93,6 +93,11 @@ class StoredSeries(Mapping[SeriesKey, SeriesModel]):
         with _reading(key):
             return unpack_points(self.heads[key], self.packed(key))
 
+    def has_model(self, key: SeriesKey) -> bool:
+        """Tell whether a series' member has its model, or the points alone."""
+        with _reading(key):
+            return has_model(self.packed(key))
+
     def read_report(self, key: SeriesKey) -> OperatorTrainingReport:
         """Return how good the model of a series is."""
         with _reading(key):

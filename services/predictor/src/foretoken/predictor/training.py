@@ -17,7 +17,7 @@ from foretoken.jobs.runner import JobProgress
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, newest_heads, own_heads
 from foretoken.predictor.model_store import StoredSeries, store_series
-from foretoken.predictor.packed_model import has_model, pack_model, pack_points
+from foretoken.predictor.packed_model import pack_model, pack_points
 from foretoken.predictor.report.scoring import merge_reports
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import train_transfers
@@ -85,7 +85,7 @@ class Known:
         """Return a model that was trained so, packed; none where there is none to be read."""
         key = self._keys.get(content_hash)
         try:
-            if key is None or not has_model(self.series.packed(key)):
+            if key is None or not self.series.has_model(key):
                 resumed = self.resumed.get(bytes.fromhex(content_hash))
                 return resumed or self.learned.get(content_hash)
             self.series.read_series(key)
