@@ -235,7 +235,7 @@ def _simulate(name: str, rows: Sequence[Mapping[str, str]], cost: VidurCost) -> 
         if max(rules["num_out_steps"], rules["num_out_prefills"]) > _MANY:
             slices.append(take_output(state))
     output = join_slices([*slices, take_output(state)])
-    (steps,) = step_records(output, speculates=False)
+    (steps,) = step_records(output, setup)
     return _Record(arrays["requests"], steps, token_runs(output.runs))
 
 

@@ -79,7 +79,7 @@ def _tokens_leave_in_the_order_of_time(run: _Run) -> None:
         tokens.request, tokens.engine, tokens.first_step, tokens.stride, tokens.count, strict=True
     ):
         for step in first_step + stride * np.arange(count):
-            time_ns = record.steps[engine].end_ns[step]
+            time_ns = record.steps[engine].seen_ns[step]
             assert time_ns >= last_ns[request]
             if num_seen[request] == 0:
                 assert time_ns == requests.first_token_ns[request]

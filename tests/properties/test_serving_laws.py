@@ -73,10 +73,11 @@ def test_times_of_a_request_come_in_order(case: Case) -> None:
 @given(case=cases())
 def test_the_clock_of_an_engine_never_goes_back(case: Case) -> None:
     for steps in case.run().steps:
-        for times_ns in (steps.scheduled_ns, steps.start_ns, steps.end_ns):
+        for times_ns in (steps.scheduled_ns, steps.start_ns, steps.end_ns, steps.seen_ns):
             assert (np.diff(times_ns) >= 0).all()
         assert (steps.scheduled_ns <= steps.start_ns).all()
         assert (steps.start_ns <= steps.end_ns).all()
+        assert (steps.end_ns <= steps.seen_ns).all()
 
 
 @given(case=cases())

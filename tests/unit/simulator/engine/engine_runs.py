@@ -50,6 +50,7 @@ def _run(scheduler: str, feature: str) -> dict[str, list[int]]:
         preemption="swap" if feature == "swapping" else "recompute",
         has_prefix_caching=feature == "tiers",
         host_us=3.0,
+        output_us_per_seq=2.0,
     )
     setup = DeploymentSetup(
         profile=profile,

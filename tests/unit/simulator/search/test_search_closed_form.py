@@ -139,6 +139,21 @@ def test_steady_state_is_that_of_the_simulation(profile: str, batch: int, limit:
     assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.30)
 
 
+@pytest.mark.parametrize("output_us_per_seq", [30.0, 60.0, 150.0])
+def test_what_the_output_server_cannot_hand_out_waits_for_it(output_us_per_seq: float) -> None:
+    """Below its limit nothing changes but its own time; above, answers leave as fast as it goes."""
+    rules = replace(find_engine("vllm-0.20"), output_us_per_seq=output_us_per_seq)
+    found = _answer(rules, 16, 2048)
+    each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
+
+    ttft_us, tpot_us, rate_rps = _simulate(rules, 16, 2048, each_us)
+
+    assert found.rate_rps[0, 0] == pytest.approx(rate_rps, rel=0.05)
+    assert found.tpot_us[0, 0] == pytest.approx(tpot_us, rel=0.05)
+    assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.30)
+    assert rate_rps <= 1.02 * US_PER_S / (output_us_per_seq * _ANSWER)
+
+
 def test_one_request_alone_takes_its_own_steps() -> None:
     """Alone a request takes its prompt's step and one more for each token."""
     found = _answer(find_engine("vllm-0.20"), 1, 8192)

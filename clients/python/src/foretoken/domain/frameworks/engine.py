@@ -155,10 +155,12 @@ class EngineProfile:
     devices of their own, to which steps go in `ffn_micro_batches`: see `parallelism/ffn.py`.
 
     Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step, and
-    `output_us` and `output_us_per_seq` to hand its tokens out; the device waits for what the
-    asynchronous engine does not hide. A step outside a graph cannot be faster than its launches:
-    `launch_us` an operator. A server in front of the engine takes `frontend_ms` for a request and
-    `frontend_us_per_token` for each token of its prompt (0: the engine is called in process).
+    `output_us` after it; the device waits for what the asynchronous engine does not hide. An output
+    server next to the engine hands tokens out, `output_us_per_seq` each, one step's after the
+    other's (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
+    faster than its launches: `launch_us` an operator. A server in front of the engine takes
+    `frontend_ms` for a request and `frontend_us_per_token` for each token of its prompt (0: the
+    engine is called in process).
 
     Memory: the engine takes `memory_utilization_ratio` of the device (`memory_rule`
     `utilization`: for everything; `static`: for weights and KV cache, the rest is for activations

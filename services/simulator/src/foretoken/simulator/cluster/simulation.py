@@ -252,7 +252,8 @@ class Cluster:
                 self.handover.use_room(journey.engine, now_ns)
             else:
                 pool.take_off(journey.first_engine, index, now_ns)
-            self._end(journey, outcome, now_ns)
+            seen_ns = pool.engines.finished_ns(index) if is_complete else now_ns
+            self._end(journey, outcome, seen_ns)
 
     def _retry(self, lost: Sequence[int], now_ns: int) -> None:
         """Let requests of a replica that failed begin anew, or be lost."""

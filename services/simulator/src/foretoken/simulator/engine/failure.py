@@ -34,7 +34,7 @@ def clear_unit(state: EngineState, slices: list[Slice], engine: int) -> Sequence
         engines["num_steps"][index] -= unit["num_flights"]
         _drop_prefills(slices, index, int(engines["num_steps"][index]))
         _clear_engine(state, index)
-    for name in ("num_flights", "first_flight", "is_steady", "host_free_ns"):
+    for name in ("num_flights", "first_flight", "is_steady", "host_free_ns", "output_free_ns"):
         unit[name] = 0
     unit["tick"], unit["next_ns"] = layout.IDLE, layout.NEVER_NS
     arrays["stage_free"][place] = 0

@@ -9,7 +9,7 @@ from foretoken.simulator.cost.tables import CostTables, StepShape, stage_us
 from foretoken.simulator.engine.block import name_blocks, take_blocks
 from foretoken.simulator.engine.layout import DEPLOYMENT, NONE, State, as_int64
 from foretoken.simulator.engine.request import emit
-from foretoken.simulator.engine.tick import to_ns, write_step
+from foretoken.simulator.engine.tick import deliver, to_ns, write_step
 from foretoken.simulator.engine.view import (
     engines_of,
     flights_of,
@@ -49,7 +49,7 @@ def fast_forward(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
     unit, e = units_of(state)[u], units_of(state)[u].first_engine
     engine = engines_of(state)[e]
     first_leaving_step = engine.num_steps - unit.num_flights
-    first_end_ns, count = unit.next_ns, as_int64(0)
+    first_delivered_ns, count = unit.next_ns, as_int64(0)
     # The step in which a request ends leaves as any other does.
     limit = engine.num_repeats - (1 - unit.num_flights)
     limit = min(limit, state.room_steps - state.num_out_steps)
@@ -68,9 +68,9 @@ def fast_forward(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
             break
         count += 1
         kv_tokens, kv_tokens_max = contexts
-        _step(state, u, contexts, times)
+        delivered_ns = _step(state, u, contexts, times)
         if count == 1:
-            first_end_ns = unit.next_ns
+            first_delivered_ns = delivered_ns
     engine.kv_tokens, engine.kv_tokens_max = kv_tokens, kv_tokens_max
     engine.num_repeats -= count
     if count > 0:
@@ -78,7 +78,7 @@ def fast_forward(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
             r = running_of(state)[e, index]
             request = requests_of(state)[r]
             if request.num_emitted == 0:
-                request.first_token_ns = first_end_ns
+                request.first_token_ns = first_delivered_ns
             request.num_computed += count
             request.num_generated += count
             emit(state, r, first_leaving_step, count)
@@ -105,13 +105,16 @@ def _time_step(state: State, tables: CostTables, u: int, contexts: tuple[int, in
     leaving_end_ns = end_ns
     if unit.num_flights > 0:
         leaving_end_ns = flights_of(state)[e, unit.first_flight].end_ns
-    output_ns = to_ns(state.output_us + state.output_us_per_seq * count)
-    return _StepTimes(start_ns, end_ns, max(leaving_end_ns, host_free_ns) + output_ns)
+    leaving_ns = max(leaving_end_ns, host_free_ns) + to_ns(state.output_us)
+    return _StepTimes(start_ns, end_ns, leaving_ns)
 
 
 @compiled_part
-def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) -> None:
-    """Launch a step at the unit's tick and let the tokens of the oldest in flight leave."""
+def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) -> int:
+    """Launch a step at the unit's tick and let the tokens of the oldest in flight leave.
+
+    Returns when these are handed out.
+    """
     unit, e = units_of(state)[u], units_of(state)[u].first_engine
     engine = engines_of(state)[e]
     kv_tokens, kv_tokens_max = contexts
@@ -119,8 +122,9 @@ def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) ->
     stage_free_of(state)[u, 0] = end_ns
     place = unit.first_flight
     flight = flights_of(state)[e, place]
+    delivered_ns = deliver(state, u, engine.num_running, now_ns)
     if unit.num_flights > 0:
-        write_step(state, e, place, now_ns)
+        write_step(state, e, place, now_ns, delivered_ns)
     flight.scheduled_ns, flight.start_ns, flight.end_ns = unit.next_ns, start_ns, end_ns
     flight.decode_kv_tokens = kv_tokens
     flight.decode_kv_tokens_max = kv_tokens_max
@@ -132,9 +136,10 @@ def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) ->
         unit.received_step = engine.num_steps
     engine.num_steps += 1
     if unit.num_flights == 0:
-        write_step(state, e, place, now_ns)
+        write_step(state, e, place, now_ns, delivered_ns)
     unit.next_ns = now_ns
     unit.host_free_ns = now_ns
+    return delivered_ns
 
 
 @compiled_part

@@ -308,6 +308,7 @@ UNIT = _record(
     [
         ("next_ns", np.int64),
         ("host_free_ns", np.int64),
+        ("output_free_ns", np.int64),  # when the output server has handed out all it has
         ("tick", np.int32),
         ("num_flights", np.int32),
         ("first_engine", np.int64),
@@ -325,6 +326,7 @@ STEP = _record(
         ("scheduled_ns", np.int64),
         ("start_ns", np.int64),
         ("end_ns", np.int64),
+        ("delivered_ns", np.int64),
         ("decode_kv_tokens", np.int64),
         ("decode_kv_tokens_max", np.int32),
         ("num_tokens", np.int32),

@@ -9,10 +9,12 @@ import numpy as np
 from foretoken.simulator.engine.layout import Ints, Records
 from foretoken.simulator.engine.state import EngineState
 from foretoken.simulator.serving.record import StepRecord, TokenRuns
+from foretoken.simulator.serving.setup import DeploymentSetup
 
 _COLUMNS = (
     *(column.name for column in fields(StepRecord) if column.default is MISSING),
     "num_output_tokens",
+    "delivered_ns",
 )
 PREFILL_COLUMNS = tuple(name for name in _COLUMNS if name.startswith("prefill_"))
 _STEP_COLUMNS = tuple(name for name in _COLUMNS if name not in PREFILL_COLUMNS)
@@ -68,9 +70,14 @@ def join_slices(slices: Sequence[Slice]) -> Slice:
     )
 
 
-def step_records(output: Slice, *, speculates: bool) -> list[StepRecord]:
-    """Return the steps of each engine; what left them apart where that are not its rows."""
-    unseen = () if speculates else ("num_output_tokens",)
+def step_records(output: Slice, setup: DeploymentSetup) -> list[StepRecord]:
+    """Return the steps of each engine.
+
+    What left them, and when it was handed out, is kept where that are not its rows and its end.
+    """
+    are_rows, are_ends = setup.speculation is None, setup.profile.output_us_per_seq == 0
+    unseen = {"num_output_tokens"} if are_rows else set()
+    unseen |= {"delivered_ns"} if are_ends else set()
     return [
         StepRecord(**{name: columns[name] for name in columns if name not in unseen})
         for columns in output.steps

@@ -62,7 +62,7 @@ class EnginePool:
         self._slices: list[Slice] = []
         self._hold(build_pool_state(plan, setup, tables))
         self._num_blocks = setup.engines.num_kv_blocks
-        self._speculates = setup.engines.speculation is not None
+        self._engines = setup.engines
         num_tokens = self._requests["num_prefill"] + self._requests["num_decode"] - 1
         num_beyond = self._rules["num_draft_tokens"] + self._rules["num_lookahead_tokens"]
         num_tokens += np.where(self._requests["num_decode"] > 1, num_beyond, 0)
@@ -182,6 +182,10 @@ class EnginePool:
         """Return when a request was first in a step since it was last submitted."""
         return int(self._requests["scheduled_ns"][request])
 
+    def finished_ns(self, request: int) -> int:
+        """Return when the last token of a request that is complete was handed out."""
+        return int(self._requests["finished_ns"][request])
+
     def release(self, engine: int, request: int, now_ns: int) -> None:
         """Free the blocks of a request that does not run; its engine may go on.
 
@@ -215,7 +219,7 @@ class EnginePool:
 
     def steps(self) -> Sequence[StepRecord]:
         """Return the steps of each engine so far."""
-        return step_records(self._join(), speculates=self._speculates)
+        return step_records(self._join(), self._engines)
 
     def tokens(self) -> TokenRuns:
         """Return the output tokens so far, by request and in order; `engine` is this pool's.

@@ -77,7 +77,7 @@ class EngineRun:
         return ServingRecord(
             requests=_requests_of(self._state.arrays["requests"], self._plan),
             tokens=replace(token_runs(output.runs), engine=None),
-            steps=step_records(output, speculates=self._setup.speculation is not None),
+            steps=step_records(output, self._setup),
             num_kv_blocks=self._setup.num_kv_blocks,
             block_size=self._setup.profile.block_size,
         )

@@ -83,7 +83,10 @@ def tick(state: State, tables: CostTables, u: int, now_ns: int) -> bool:
 def complete(state: State, u: int) -> None:
     """Let the tokens of the oldest batch leave, at the unit's `next_ns`; then it ticks."""
     unit = units_of(state)[u]
-    now_ns = unit.next_ns
+    now_ns, num_rows = unit.next_ns, 0
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        num_rows += flights_of(state)[e, unit.first_flight].num_yielding
+    delivered_ns = deliver(state, u, num_rows, now_ns)
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         flight = flights_of(state)[e, unit.first_flight]
         step = flight.step
@@ -92,16 +95,16 @@ def complete(state: State, u: int) -> None:
             r = rows_of(state)[e, unit.first_flight, index]
             request = requests_of(state)[r]
             if request.num_emitted == 0:
-                request.first_token_ns = now_ns
+                request.first_token_ns = delivered_ns
             count = row_tokens_of(state)[e, unit.first_flight, index]
             if count == 1:
                 emit(state, r, step, 1)
             else:
                 emit_together(state, r, step, count)
             if request.num_emitted == request.num_decode:
-                finish(state, e, r, now_ns)
+                finish(state, e, r, delivered_ns)
                 has_finished = True
-        write_step(state, e, unit.first_flight, now_ns)
+        write_step(state, e, unit.first_flight, now_ns, delivered_ns)
         if has_finished:
             _clear_finished(state, e)
     unit.first_flight = (unit.first_flight + 1) % state.depth
@@ -111,12 +114,25 @@ def complete(state: State, u: int) -> None:
 
 
 @compiled_part
-def write_step(state: State, e: int, flight: int, end_ns: int) -> None:
+def deliver(state: State, u: int, num_rows: int, now_ns: int) -> int:
+    """Hand tokens to the output server of a unit; return when it has handed them out.
+
+    It runs next to the engine and serves one step's tokens after the other's.
+    """
+    unit = units_of(state)[u]
+    begin_ns = max(unit.output_free_ns, now_ns)
+    unit.output_free_ns = begin_ns + to_ns(state.output_us_per_seq * num_rows)
+    return int(unit.output_free_ns)
+
+
+@compiled_part
+def write_step(state: State, e: int, flight: int, end_ns: int, delivered_ns: int) -> None:
     """Write down a step that is over."""
     place = state.num_out_steps
     state.num_out_steps = place + 1
     steps_of(state)[place] = flights_of(state)[e, flight]
     steps_of(state)[place].end_ns = end_ns
+    steps_of(state)[place].delivered_ns = delivered_ns
 
 
 @compiled_part
@@ -257,13 +273,9 @@ def _is_steady(state: State, e: int) -> bool:
 def _leaving_ns(state: State, u: int) -> int:
     """Return when the tokens of the oldest batch leave."""
     unit = units_of(state)[u]
-    end_ns, num_rows = unit.host_free_ns, 0
-    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
-        flight = flights_of(state)[e, unit.first_flight]
-        end_ns = flight.end_ns
-        num_rows = max(num_rows, flight.num_yielding)
-    output_ns = to_ns(state.output_us + state.output_us_per_seq * num_rows)
-    return int(max(end_ns, unit.host_free_ns) + output_ns)
+    # Engines of a unit are in lock step.
+    end_ns = flights_of(state)[unit.first_engine, unit.first_flight].end_ns
+    return int(max(end_ns, unit.host_free_ns) + to_ns(state.output_us))
 
 
 @compiled_part

@@ -150,9 +150,9 @@ OF_PARTS = ("ttft_ms", "tpot_ms", "e2e_latency_ms")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedRuns:
-    """The runs of tokens with their steps counted through all engines; `end_ns` is per such step.
+    """The runs of tokens with their steps counted through all engines; `seen_ns` is per such step.
 
-    Run i is the tokens of request `request[i]` at the ends of every `stride[i]`-th step from
+    Run i is the tokens of request `request[i]` of every `stride[i]`-th step from
     `first[i]` to `last[i]`, and `num_together[i]` more that left with the first.
     """
 
@@ -161,7 +161,7 @@ class PlacedRuns:
     last: Ints
     stride: Ints
     num_together: Ints
-    end_ns: Ints
+    seen_ns: Ints
 
 
 def place_runs(record: ServingRecord) -> PlacedRuns:
@@ -180,7 +180,7 @@ def place_runs(record: ServingRecord) -> PlacedRuns:
         last=first + (count - 1) * stride,
         stride=np.maximum(stride, 1),
         num_together=np.where(stride == 0, count - 1, 0),
-        end_ns=join_steps(record.steps, "end_ns"),
+        seen_ns=join_steps(record.steps, "seen_ns"),
     )
 
 
@@ -308,7 +308,7 @@ def count_token_gaps(runs: PlacedRuns) -> tuple[Ints, NDArray[np.integer]]:
     steps that are a stride apart how many requests got one token in the first and the next in the
     second. Between tokens that left together there is a gap of 0.
     """
-    num_steps = len(runs.end_ns)
+    num_steps = len(runs.seen_ns)
     if num_steps == 0:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     gaps_ns = [pauses_ns(runs)]
@@ -320,7 +320,7 @@ def count_token_gaps(runs: PlacedRuns) -> tuple[Ints, NDArray[np.integer]]:
         changes = np.bincount(runs.first[chosen], minlength=num_steps)
         changes -= np.bincount(runs.last[chosen], minlength=num_steps)
         counts.append(_cumulate(changes.astype(np.int32), stride)[:-stride])
-        gaps_ns.append(runs.end_ns[stride:] - runs.end_ns[:-stride])
+        gaps_ns.append(runs.seen_ns[stride:] - runs.seen_ns[:-stride])
     return np.concatenate(gaps_ns), np.concatenate(counts)
 
 
@@ -341,7 +341,7 @@ def _cumulate(values: NDArray[np.integer], stride: int) -> NDArray[np.integer]:
 def pauses_ns(runs: PlacedRuns) -> Ints:
     """Return the gaps between the runs of a request, each from its last token to the next first."""
     follows = runs.request[1:] == runs.request[:-1]
-    gaps = runs.end_ns[runs.first[1:]] - runs.end_ns[runs.last[:-1]]
+    gaps = runs.seen_ns[runs.first[1:]] - runs.seen_ns[runs.last[:-1]]
     return np.asarray(gaps[follows], dtype=np.int64)
 
 
@@ -389,7 +389,7 @@ def _has_token(runs: PlacedRuns, request: Ints, step: Ints) -> Flags:
         return np.zeros(len(step), dtype=bool)
     # Runs ascend by request and, on one engine, by step, so one number orders both; those of a
     # request that moved to an engine before its first are put in place.
-    num_steps = len(runs.end_ns)
+    num_steps = len(runs.seen_ns)
     keys = runs.request * num_steps + runs.first
     order = np.argsort(keys, kind="stable")
     wanted = request.astype(np.int64) * num_steps + step

@@ -78,7 +78,8 @@ class StepRecord:
     """One entry per step of one engine, in order; prefills apart, each with the step it is in.
 
     `scheduled_ns` is when the batch was chosen, `start_ns` when the first stage began, `end_ns`
-    when the last one ended and its tokens left. `num_tokens` were computed of `num_decodes`
+    when the last one ended and its tokens left the engine, `delivered_ns` when the output server
+    had handed them out (None: at once). `num_tokens` were computed of `num_decodes`
     decoding and `num_prefills` prefilling requests; `num_rows` of them were sampled from, and
     `num_output_tokens` left (None: as many; fewer where drafts were refused).
     `decode_kv_tokens` and `_max` count the decoding requests' contexts with the new token.
@@ -108,6 +109,12 @@ class StepRecord:
     num_group_tokens: Ints | None = None
     num_group_seqs: Ints | None = None
     num_output_tokens: Ints | None = None
+    delivered_ns: Ints | None = None
+
+    @property
+    def seen_ns(self) -> Ints:
+        """When clients see the tokens of each step."""
+        return self.end_ns if self.delivered_ns is None else self.delivered_ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

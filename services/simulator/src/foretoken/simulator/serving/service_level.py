@@ -41,7 +41,7 @@ def find_attaining(requests: RequestRecord, runs: PlacedRuns, limits: Sequence[S
     if itl_ns.any():
         percents = np.array([slo.itl_percentile for slo in limits])[number]
         _refuse_slow_gaps(
-            runs.end_ns,
+            runs.seen_ns,
             (runs.request, runs.first, runs.last, runs.stride, runs.num_together),
             itl_ns,
             percents,
@@ -157,7 +157,7 @@ def measure_window(record: ServingRecord, start_ns: int, end_ns: int) -> SteadyW
     arrival, finished = np.asarray(requests.arrival_ns), np.asarray(requests.finished_ns)
     num_tokens = 0
     for steps in record.steps:
-        places = np.searchsorted(steps.end_ns, (start_ns, end_ns))
+        places = np.searchsorted(steps.seen_ns, (start_ns, end_ns))
         num_tokens += int(np.sum(count_outputs(steps)[places[0] : places[1]]))
     arrived = (arrival >= start_ns) & (arrival < end_ns)
     totals = RunTotals(

@@ -138,7 +138,7 @@ def _engine_steps(
         "engine": np.full(num_steps, engine, dtype=np.int32),
         **{
             f"{name}_s": np.asarray(getattr(steps, f"{name}_ns")) / NS_PER_S
-            for name in ("scheduled", "start", "end")
+            for name in ("scheduled", "start", "end", "seen")
         },
         **{name: np.asarray(getattr(steps, name)) for name in _STEP_COUNTS},
         "num_prefill_tokens": prompts.astype(np.int32),

@@ -149,8 +149,7 @@ def _price(
     num_seqs = np.array([step.num_decodes + step.num_prefills for step in steps])
     host_us = np.zeros(len(steps))
     if not engine.has_async_scheduling:
-        per_seq_us = engine.host_us_per_seq + engine.output_us_per_seq
-        host_us += engine.host_us + engine.output_us + per_seq_us * num_seqs
+        host_us += engine.host_us + engine.output_us + engine.host_us_per_seq * num_seqs
     whole = _Steps(
         measured_us=np.array([step.duration_s for step in steps]) * US_PER_S,
         host_us=host_us,

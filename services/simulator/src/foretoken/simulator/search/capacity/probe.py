@@ -141,8 +141,8 @@ class Judge:
             name: np.minimum(getattr(requests, name), unseen.horizon_ns)
             for name in ("arrival_ns", "first_token_ns", "finished_ns")
         }
-        end_ns = np.minimum(runs.end_ns, unseen.horizon_ns)
-        figures = _Figures(replace(requests, **clipped), replace(runs, end_ns=end_ns), unseen)
+        seen_ns = np.minimum(runs.seen_ns, unseen.horizon_ns)
+        figures = _Figures(replace(requests, **clipped), replace(runs, seen_ns=seen_ns), unseen)
         return self._judge(figures)
 
     def _judge(self, figures: "_Figures") -> Verdict:

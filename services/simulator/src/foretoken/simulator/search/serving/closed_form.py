@@ -52,6 +52,7 @@ class EngineRules:
     max_num_prefills: int
     step_us: float
     step_us_per_seq: float
+    output_us_per_seq: float
     frontend_us: float
     frontend_us_per_token: float
     tokens_per_seq: int = 1
@@ -71,7 +72,8 @@ def closed_form_rules(
         num_stages=layout.pp,
         max_num_prefills=profile.max_num_prefills,
         step_us=profile.host_us + profile.output_us,
-        step_us_per_seq=profile.host_us_per_seq + profile.output_us_per_seq,
+        step_us_per_seq=profile.host_us_per_seq,
+        output_us_per_seq=profile.output_us_per_seq,
         frontend_us=1000.0 * profile.frontend_ms,
         frontend_us_per_token=profile.frontend_us_per_token,
         tokens_per_seq=1 + speculation.num_draft_tokens if speculation else 1,
@@ -150,14 +152,17 @@ class ReplicaForm:
         `concurrency` requests are on a replica at any time, all of them running; a step computes at
         most `budget` tokens.
         """
-        num, away, flow = self._settle(concurrency, budget)
-        rate = num / (self._answer + away) / flow.mean_us
+        inside, (num, away, flow) = self._settle_with_output(concurrency, budget)
         ttft_us = self._ttft_us(num, away, flow)
-        each_us = np.maximum(num / rate - ttft_us, 0.0) / self._answer
+        cycle_us = (self._answer + away) * flow.mean_us
+        each_us = np.maximum(cycle_us - ttft_us, 0.0) / self._answer
+        rate = self._rate(num, away, flow, inside)
+        output_us = self._rules.output_us_per_seq * num * self._rules.num_engines
+        queued_us = np.maximum((concurrency - inside) / rate, output_us)
         return SteadyState(
-            ttft_us=ttft_us + self._frontend_us(),
+            ttft_us=ttft_us + queued_us + self._frontend_us(),
             tpot_us=each_us / self._rules.tokens_per_step,
-            rate_rps=rate * np.minimum(concurrency, self._num_streams) * US_PER_S,
+            rate_rps=rate * US_PER_S,
         )
 
     def prefill(self, concurrency: Floats, budget: Floats) -> PromptPasses:
@@ -179,7 +184,8 @@ class ReplicaForm:
         """Return replicas that only decode: `ttft_us` 0, rates of whole answers."""
         num = np.maximum(concurrency / self._num_streams, 1.0)
         num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
-        step_us = self._decode_us(num)
+        output_us = self._rules.output_us_per_seq * num * self._num_streams
+        step_us = np.maximum(self._decode_us(num), output_us)
         rate = np.minimum(concurrency, self._num_streams) * num / (step_us * self._answer)
         return SteadyState(
             ttft_us=np.zeros(num.shape),
@@ -189,7 +195,7 @@ class ReplicaForm:
 
     def aggregated_mix(self, concurrency: Floats, budget: Floats) -> StepMix:
         """Return the steps of replicas as `aggregated` takes them."""
-        _, _, flow = self._settle(concurrency, budget)
+        _, (_, _, flow) = self._settle_with_output(concurrency, budget)
         decoding = 1.0 - flow.share[0] if self._rules.mixes else np.ones(len(concurrency))
         return StepMix(
             prompts=self._prompt_steps(flow.piece_total[0], flow.concurrent_decodes[0]),
@@ -218,11 +224,34 @@ class ReplicaForm:
             decodes_per_request=self._answer / num,
         )
 
+    def _settle_with_output(
+        self, concurrency: Floats, budget: Floats
+    ) -> tuple[Floats, tuple[Floats, Floats, _Flow]]:
+        """Return how many requests the engines have, and as `_settle` does.
+
+        What waits for the output server is not on them: of the engines it takes what it hands out.
+        """
+        inside = np.broadcast_to(concurrency, (NUM_VARIANTS, len(concurrency)))
+        settled = self._settle(inside, budget)
+        request_us = self._rules.output_us_per_seq * (self._answer + 1.0)
+        for _ in range(_NUM_ROUNDS):
+            load = self._rate(*settled, inside) * request_us
+            if not (load > 1.0).any():
+                break
+            inside = inside / np.maximum(load, 1.0)
+            settled = self._settle(inside, budget)
+        return inside, settled
+
+    def _rate(self, num: Floats, away: Floats, flow: _Flow, inside: Floats) -> Floats:
+        """Return the requests that are done in a µs."""
+        rate: Floats = num / (self._answer + away) / flow.mean_us
+        return rate * np.minimum(inside, self._num_streams)
+
     def _settle(self, concurrency: Floats, budget: Floats) -> tuple[Floats, Floats, _Flow]:
         """Return the requests of a batch, the steps they wait for others, and all steps."""
         # Engines in lock step and batches in flight share the requests.
         num = np.maximum(concurrency / self._num_streams, 1.0)
-        num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
+        num = np.broadcast_to(num, (NUM_VARIANTS, num.shape[-1]))
         budget = np.broadcast_to(budget, num.shape)
         away, batched = (
             np.ones(num.shape),
