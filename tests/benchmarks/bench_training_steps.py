@@ -1,12 +1,14 @@
 """Training steps that others published for H100, H800, H200, B200 and GB200, compared row by row.
 
-Run: python tests/benchmarks/bench_training_steps.py [--home FOLDER] [--rows NAME,...] [--detail]
+Run: python tests/benchmarks/bench_training_steps.py [--home FOLDER] [--tables NAME]
+     [--rows NAME,...] [--detail]
 
-The rows are those of `training_truth/hopper_blackwell_steps.csv`; the operators are the starter's,
-as in a new installation, or those of `--home`. Nothing is fitted to the rows. Prints every step
-predicted and measured, the peak of memory where it was stated, whether the run is predicted to fit
-(all of them ran), then the errors by kind, how many are inside their intervals, and the gain of FP8
-over BF16 of runs that differ in nothing else. `--detail` adds the parts of a step.
+The rows are those of `training_truth/hopper_blackwell_steps.csv`; the operators are those of the
+whole import, of `--home` or made anew, then the starter's, as in a new installation. Nothing is
+fitted to the rows. Prints every step predicted and measured, the peak of memory where it was
+stated, whether the run is predicted to fit (all of them ran), then the errors by kind, how many are
+inside their intervals, and the gain of FP8 over BF16 of runs that differ in nothing else.
+`--detail` adds the parts of a step.
 """
 
 import argparse
@@ -15,13 +17,13 @@ import dataclasses
 import json
 import statistics
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import foretoken
+from operator_tables import STARTER, WHOLE, open_tables
+
 from foretoken.client.facade import Foretoken
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.hardware.device import find_device
@@ -60,7 +62,8 @@ class _Row:
 def main() -> None:
     """Print the rows and their errors."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", default="", help="folder of `foretoken train`")
+    parser.add_argument("--home", default="", help="folder of the whole import")
+    parser.add_argument("--tables", action="append", choices=(WHOLE, STARTER), help="only these")
     parser.add_argument("--rows", default="", help="names of rows, or parts of them")
     parser.add_argument("--detail", action="store_true", help="show the parts of every step")
     options = parser.parse_args()
@@ -70,11 +73,10 @@ def main() -> None:
         return
     wanted = [part for part in options.rows.split(",") if part]
     rows = [row for row in _read(path) if not wanted or any(part in row.name for part in wanted)]
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        foretoken.open(options.home or scratch) as services,
-    ):
-        _compare(rows, services, is_detailed=options.detail)
+    for name in options.tables or (WHOLE, STARTER):
+        sys.stdout.write(f"== {name}\n")
+        with open_tables(name, _DATA, options.home) as services:
+            _compare(rows, services, is_detailed=options.detail)
 
 
 def _compare(rows: list[_Row], services: Foretoken, *, is_detailed: bool) -> None:

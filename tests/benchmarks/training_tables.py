@@ -44,12 +44,13 @@ def import_training_tables(catalog: CatalogPort, data: Path, scratch: Path) -> N
     """Record the measurements; `scratch` is a new folder for the thinned tables."""
     _thin(data / "aiconfigurator" / "systems", scratch)
     for importer, path in (("gpumodeling", data / "gpumodeling"), ("aiconfigurator", scratch)):
-        _record(catalog, importer, ImportRequest(path=path))
+        record_files(catalog, importer, ImportRequest(path=path))
     mapping = {"mapping": str(_B200 / "mapping.yaml")}
-    _record(catalog, "generic", ImportRequest(path=_B200, options=mapping))
+    record_files(catalog, "generic", ImportRequest(path=_B200, options=mapping))
 
 
-def _record(catalog: CatalogPort, importer: str, request: ImportRequest) -> None:
+def record_files(catalog: CatalogPort, importer: str, request: ImportRequest) -> None:
+    """Record what an importer reads."""
     plan = find_importer(importer).read(request)
     list(catalog.record(plan.run, plan.batches))
 
