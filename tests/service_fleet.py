@@ -1,6 +1,7 @@
 """Two pods of a service that share its jobs, for tests that kill them in the middle.
 
-FORETOKEN_KILLS is how often, of each kind of job: a few by default, 100 for a release.
+FORETOKEN_KILLS is how often, of each kind of job: a few by default, 100 for a release (with
+`pytest -o faulthandler_timeout=0`: that many take longer than a test may).
 """
 
 import itertools
