@@ -13,7 +13,13 @@ from catalog_rows import batches, gemms, run
 
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
-from foretoken.catalog.storage.database_file import companions_of, log_bytes, log_of, note_of
+from foretoken.catalog.storage.database_file import (
+    companions_of,
+    log_bytes,
+    log_of,
+    note_of,
+    rollback_of,
+)
 from foretoken.catalog.upkeep.backup import restore_backup
 from foretoken.catalog.upkeep.recovery import Recovery, recover_catalog
 from foretoken.domain.errors import CorruptCatalogError, IncompleteCatalogError
@@ -318,7 +324,7 @@ def test_the_log_is_merged_while_the_catalog_is_open(
     service = CatalogService(CatalogConfig(path=str(path), num_threads=1, **settings))  # type: ignore[arg-type]
     service.open()
     list(service.record(run("kept"), batches(gemms([1]))))
-    while log_bytes(path):
+    while log_bytes(path) or rollback_of(path).exists():
         time.sleep(0.001)
     copy = _copy(path, tmp_path / "copy")
     log_of(copy).unlink(missing_ok=True)
