@@ -25,6 +25,12 @@ os.environ["FORETOKEN_PREDICTOR__STARTER"] = "''"
 # A process more takes longer to start than most searches of tests do.
 os.environ["FORETOKEN_SIMULATOR__NUM_SEARCH_WORKERS"] = "1"
 
+_TESTS = Path(__file__).resolve().parent
+# Folders whose tests do not run the serving engine.
+_NEEDS_NO_ENGINE = tuple(
+    _TESTS / "unit" / room
+    for room in ("catalog", "client", "domain", "jobs", "page", "predictor", "profiler", "wire")
+)
 _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -40,6 +46,30 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker begin with tests that do not run the engine, as `make` compiles it meanwhile.
+
+    A worker that comes to the engine before it is kept compiles it for itself, a minute long.
+    Workers take even parts of the tests in their order.
+    """
+    groups: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
+    for item in items:
+        groups[not any(room in item.path.parents for room in _NEEDS_NO_ENGINE)].append(item)
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = [
+        item
+        for worker in range(num_workers)
+        for group in groups
+        for item in group[_share(group, worker, num_workers)]
+    ]
+
+
+def _share(group: list[pytest.Item], worker: int, num_workers: int) -> slice:
+    first, last = (len(group) * number // num_workers for number in (worker, worker + 1))
+    return slice(first, last)
 
 
 @pytest.fixture(scope="session")
