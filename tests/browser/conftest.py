@@ -10,7 +10,8 @@ import pytest
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+# Playwright's event loop runs in this thread as long as the browser, and no other may meanwhile.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     program = next((path for name in _PROGRAMS if (path := shutil.which(name))), None)
