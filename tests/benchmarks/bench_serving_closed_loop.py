@@ -34,8 +34,14 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
+from foretoken.domain.requests.workload import SessionSpec, WorkloadSpec
 from foretoken.domain.results.report import RequestColumns
+from foretoken.simulator.validation.published_comparison import (
+    NUM_ROUNDS,
+    draw_lengths,
+    limit_step_tokens,
+)
+from foretoken.simulator.validation.published_run import INFERENCE_MAX_SHORTEST_RATIO
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 # AIConfigurator's own errors on its rows: TPOT, TTFT.
@@ -56,9 +62,7 @@ class _Client:
     num_warmup_rounds: int = 0
 
 
-_ROUNDS = 10
-# Source: InferenceMAX, utils/bench_serving/benchmark_serving.py and benchmark_lib.sh.
-_INFERENCE_MAX = _Client(shortest_ratio=0.8)
+_INFERENCE_MAX = _Client(shortest_ratio=INFERENCE_MAX_SHORTEST_RATIO)
 # AIConfigurator's own runs, by aiperf with lengths fixed: all prompts differ where nothing is
 # cached; where something is, the tool's default of 100 prompts and two rounds of warm-up count.
 # That the Llama runs under vLLM had a cache is read off them: without, their throughput is beyond
@@ -361,8 +365,7 @@ def _limit_tokens(run: _Run, launch: _Launch, max_num_seqs: int) -> int:
     if isinstance(launch.step_limit, int):
         return launch.step_limit
     if launch.step_limit == "a prompt":
-        # InferenceMAX's script: all that run, and in whole 64s.
-        return max(8192, (run.concurrency + run.prefill + 127) // 64 * 64)
+        return limit_step_tokens(run.concurrency, run.prefill)
     # AIConfigurator's generator, on top of all that run.
     return max_num_seqs + run.prefill + 1500
 
@@ -382,18 +385,13 @@ def _workload(run: _Run, client: _Client) -> WorkloadSpec:
     return WorkloadSpec(
         arrival="closed_loop",
         arrival_options={"concurrency": str(run.concurrency)},
-        num_requests=(_ROUNDS + client.num_warmup_rounds) * run.concurrency,
-        prefill=_lengths(run.prefill - num_shared, client.shortest_ratio),
-        decode=_lengths(run.decode, client.shortest_ratio),
+        num_requests=(NUM_ROUNDS + client.num_warmup_rounds) * run.concurrency,
+        prefill=draw_lengths(run.prefill - num_shared, client.shortest_ratio),
+        decode=draw_lengths(run.decode, client.shortest_ratio),
         sessions=SessionSpec(
             shared_prefix_tokens=num_shared, num_shared_prefixes=max(1, client.num_prompts)
         ),
     )
-
-
-def _lengths(nominal: int, shortest_ratio: float) -> LengthSpec:
-    shortest = max(1, int(nominal * shortest_ratio))
-    return LengthSpec(kind="uniform", minimum=shortest, maximum=nominal)
 
 
 # The errors --------------------------------------------------------------------------------------

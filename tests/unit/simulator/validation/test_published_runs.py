@@ -42,6 +42,33 @@ def test_throughput_is_that_of_a_full_loop() -> None:
     assert 64 * 1000 / (0.2 + 999 * 0.02) / 2 == pytest.approx(_RUNS[0].output_tps_per_gpu)
 
 
+def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
+    """As the scripts of published runs start TensorRT-LLM; other engines split prompts."""
+    run = replace(_RUNS[0], engine="trtllm", version="", input_tokens=8192, concurrency=8)
+    assert 8192 + 7 <= scenario_of_published(run).engine.max_num_batched_tokens < 8192 + 200
+    short = replace(run, input_tokens=512)
+    assert 8192 == scenario_of_published(short).engine.max_num_batched_tokens
+    assert 0 == scenario_of_published(_RUNS[0]).engine.max_num_batched_tokens
+
+
+@pytest.mark.parametrize(
+    ("source", "shortest"),
+    [
+        ("source_file=2026-04-06.csv; silicon_concurrency=64", (3200, 800)),
+        ("db-dump/2026-03-25", (3200, 800)),
+        ("source_file=/data/gap-analysis.csv", (4000, 1000)),
+    ],
+)
+def test_lengths_are_drawn_where_the_client_of_a_run_drew_them(
+    source: str, shortest: tuple[int, int]
+) -> None:
+    table = f"{_COLUMNS},silicon_data_source\n{_ROWS[0]},{source}"
+    (run,) = read_published(table.encode())
+    workload = scenario_of_published(run).workload
+    assert shortest == (workload.prefill.minimum, workload.decode.minimum)
+    assert (4000, 1000) == (workload.prefill.maximum, workload.decode.maximum)
+
+
 def test_the_nearest_run_is_alike_in_lengths_first() -> None:
     asked = AskedRun(
         model="llama-3.1-8b", device="h200_sxm", input_tokens=4000, output_tokens=1000, tp=8

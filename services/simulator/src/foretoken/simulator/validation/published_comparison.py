@@ -1,7 +1,8 @@
 """How simulations compare with serving runs that were published as mean TTFT and TPOT.
 
 Of a run's launch only what its row says is known: engine and version, formats, layout, lengths, and
-how many requests ran at a time. The rest is the engine's default.
+how many requests ran at a time. The rest is the engine's default, but for what the scripts of
+InferenceMAX say, from whose database most of these runs are.
 """
 
 import statistics
@@ -18,8 +19,13 @@ from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.report import ServingReport
 from foretoken.simulator.validation.published_run import PublishedRun
 
-# Requests for each one that runs at a time: the loop has filled and emptied after so many.
-_ROUNDS = 4
+# Requests for each one that runs at a time. The first of them come at once and wait for each other,
+# so means depend on it. Source: InferenceMAX, benchmarks/single_node/*.sh.
+NUM_ROUNDS = 10
+# The least that a step of TensorRT-LLM may hold, and what its limit is a multiple of. Source:
+# InferenceMAX, benchmarks/single_node/dsr1_fp8_h200_trt.sh.
+_LEAST_STEP_TOKENS = 8192
+_STEP_TOKENS_UNIT = 64
 Simulate = Callable[[ServingScenario], ServingReport]
 
 
@@ -79,15 +85,36 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
         layout=ParallelLayout(
             tp=run.tp, pp=run.pp, dp=run.dp, ep=run.ep, attention_dp=run.dp > 1 and run.ep == 1
         ),
-        engine=EngineSpec(profile=_find_profile(run), max_num_seqs=run.concurrency),
+        engine=EngineSpec(
+            profile=_find_profile(run),
+            max_num_seqs=run.concurrency,
+            # TensorRT-LLM splits no prompt; by its default a long one waits until no request runs.
+            max_num_batched_tokens=(
+                limit_step_tokens(run.concurrency, run.input_tokens)
+                if run.engine == "trtllm"
+                else 0
+            ),
+        ),
         workload=WorkloadSpec(
             arrival="closed_loop",
             arrival_options={"concurrency": str(run.concurrency)},
-            num_requests=_ROUNDS * run.concurrency,
-            prefill=LengthSpec(mean=run.input_tokens),
-            decode=LengthSpec(mean=run.output_tokens),
+            num_requests=NUM_ROUNDS * run.concurrency,
+            prefill=draw_lengths(run.input_tokens, run.shortest_ratio),
+            decode=draw_lengths(run.output_tokens, run.shortest_ratio),
         ),
     )
+
+
+def draw_lengths(longest: int, shortest_ratio: float) -> LengthSpec:
+    """Return lengths drawn evenly up to the longest; all alike, requests would keep in step."""
+    shortest = max(1, int(longest * shortest_ratio))
+    return LengthSpec(kind="uniform", minimum=shortest, maximum=longest)
+
+
+def limit_step_tokens(concurrency: int, input_tokens: int) -> int:
+    """Return the tokens of a step that a prompt can join when all others run."""
+    units = (concurrency + input_tokens + 2 * _STEP_TOKENS_UNIT - 1) // _STEP_TOKENS_UNIT
+    return max(_LEAST_STEP_TOKENS, units * _STEP_TOKENS_UNIT)
 
 
 def _find_profile(run: PublishedRun) -> str:

@@ -17,6 +17,11 @@ from foretoken.domain.alias import canonical_device, canonical_model
 from foretoken.domain.models.architecture import all_models
 
 _CONCURRENCY = re.compile(r"_c(\d+)_")
+# Runs out of InferenceMAX's database, by the day of its export; the others have fixed lengths.
+_OF_INFERENCE_MAX = re.compile(r"(source_file=|db-dump/)\d{4}-\d\d-\d\d")
+# Of the longest, the shortest length that its client draws. Source: InferenceMAX,
+# utils/bench_serving/benchmark_serving.py and benchmark_lib.sh.
+INFERENCE_MAX_SHORTEST_RATIO = 0.8
 # Rows of disaggregated deployments say too little of their pools.
 _AGGREGATED = "agg"
 # Lengths that are farther apart than this factor make another workload, or another step.
@@ -29,7 +34,8 @@ _FORMAT_END = re.compile(r"-(FP8|NVFP4)$")
 class PublishedRun:
     """A measured run; `formats` are those of weights in GEMM and experts, times are means.
 
-    `num_devices` is what one replica takes; `concurrency` requests ran on it at a time.
+    `num_devices` is what one replica takes; `concurrency` requests ran on it at a time. Lengths
+    were drawn evenly between `shortest_ratio` of those given and these.
     """
 
     name: str
@@ -47,6 +53,7 @@ class PublishedRun:
     output_tokens: int
     ttft_ms: float
     tpot_ms: float
+    shortest_ratio: float = 1.0
 
     @property
     def num_devices(self) -> int:
@@ -96,6 +103,11 @@ def _read_rows(rows: Iterable[Mapping[str, str]]) -> Iterator[PublishedRun]:
             output_tokens=_read_count(row["osl"]),
             ttft_ms=float(row["silicon_ttft_ms"]),
             tpot_ms=float(row["silicon_tpot_ms"]),
+            shortest_ratio=(
+                INFERENCE_MAX_SHORTEST_RATIO
+                if _OF_INFERENCE_MAX.match(row.get("silicon_data_source", ""))
+                else 1.0
+            ),
         )
 
 
