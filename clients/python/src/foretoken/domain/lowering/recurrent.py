@@ -8,16 +8,23 @@ from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.training_layer import project
 
 
-def lower_states(builder: NodeBuilder, **widths: Mapping[str, int]) -> Iterator[OperatorNode]:
+def lower_states(
+    builder: NodeBuilder,
+    *,
+    role: str = "",
+    partition: Partition = Partition.STATES,
+    **widths: Mapping[str, int],
+) -> Iterator[OperatorNode]:
     """Yield operators over a request's state, of the prefilling and then of the decoding part.
 
     `widths` are, by the names of operators in their order, their dimensions that are of no batch:
-    `causal_conv={"channels": 8192, "kernel_size": 4}`.
+    `causal_conv={"channels": 8192, "kernel_size": 4}`. `role` is theirs in the layer where that has
+    several of one operator (empty: they are named as the operators).
     """
     for name, part in parts_of(builder.shape):
         for stem, sizes in widths.items():
-            full = f"{stem}_{name}"
-            yield builder.layer(full, full, {**state_dims(part), **sizes}, Partition.STATES)
+            dims = {**state_dims(part), **sizes}
+            yield builder.layer(f"{role or stem}_{name}", f"{stem}_{name}", dims, partition)
 
 
 def lower_output(builder: NodeBuilder, width: int) -> Iterator[OperatorNode]:

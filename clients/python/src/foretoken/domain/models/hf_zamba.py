@@ -5,7 +5,7 @@ Source: the configuration and modelling files of these models in transformers 5.
 
 from collections.abc import Callable, Mapping
 
-from foretoken.domain.models.hf_hybrids import read_mamba
+from foretoken.domain.models.hf_hybrids import read_mamba, read_mamba2
 from foretoken.domain.models.hf_parts import Fields, Halves, compose, read_trunk
 from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.layer import LayerPart
@@ -64,7 +64,7 @@ def _zamba(reader: ConfigReader) -> Fields:
 
 def _zamba2(reader: ConfigReader) -> Fields:
     """Read Zamba2: Mamba2, and some blocks in turn, each with additions in every layer it is in."""
-    num_layers, hidden = reader.integer("num_hidden_layers"), reader.integer("hidden_size")
+    num_layers = reader.integer("num_hidden_layers")
     reader.assume({"tie_word_embeddings": True, "hidden_act": "gelu"})
     reader.require("add_bias_linear", default=False, allowed=False)
     reader.require("use_conv_bias", default=True, allowed=True)
@@ -77,17 +77,9 @@ def _zamba2(reader: ConfigReader) -> Fields:
     types = reader.names("layers_block_type", num_layers, _KINDS)
     if types is None:
         types = (default + ["mamba"] * num_layers)[:num_layers]
-    heads = reader.optional("n_mamba_heads", 8)
-    mamba = LayerPart(
-        kind="mamba2",
-        dims={
-            "num_heads": heads,
-            "head_dim": hidden * reader.optional("mamba_expand", 2) // heads,
-            "state_dim": reader.optional("mamba_d_state", 64),
-            "num_groups": reader.optional("mamba_ngroups", 1),
-            "conv_kernel": reader.optional("mamba_d_conv", 4),
-        },
-    )
+    reader.rename({"n_mamba_heads": "mamba_n_heads", "mamba_ngroups": "mamba_n_groups"})
+    reader.assume({"mamba_n_heads": 8, "mamba_d_state": 64, "mamba_d_conv": 4})
+    mamba = read_mamba2(reader)
     adapts = reader.flag("use_shared_attention_adapter", default=False)
     block = _block(
         reader,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.graph import OperatorNode, Partition, Section
+from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.kind import (
@@ -13,7 +13,6 @@ from foretoken.domain.models.kinds.spec.kind import (
     Placed,
     Weights,
 )
-from foretoken.domain.models.quantization import StoredWeight
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -33,7 +32,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         yield builder.norm(f"stream_{step}_norm", Section.LAYER, tokens)
         narrow = {"m": tokens, "n": streams, "k": hidden}
         role = f"stream_{step}_router"
-        yield builder.projection(role, narrow, Partition.REPLICATED, StoredWeight())
+        yield builder.layer(role, "gemm", narrow)
         wide = {"num_tokens": tokens, "hidden": streams * hidden}
         yield builder.layer(f"stream_{step}", "copy", wide)
     yield builder.node("stream_out_proj", Section.HEAD, "gemm", dims)

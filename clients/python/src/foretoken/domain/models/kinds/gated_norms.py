@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.graph import OperatorNode, Partition
+from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.kind import (
@@ -13,7 +13,6 @@ from foretoken.domain.models.kinds.spec.kind import (
     Placed,
     Weights,
 )
-from foretoken.domain.models.quantization import StoredWeight
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -30,7 +29,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         for role, n, k in (("in", rank, hidden), ("out", hidden, rank)):
             dims = {"m": tokens, "n": n, "k": k}
             name = f"{before}_norm_gate_{role}_proj"
-            node = builder.projection(name, dims, Partition.REPLICATED, StoredWeight())
+            node = builder.layer(name, "gemm", dims)
             yield node.in_layers(held)
 
 

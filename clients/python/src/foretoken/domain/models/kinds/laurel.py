@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.graph import OperatorNode, Partition, Section
+from foretoken.domain.lowering.graph import OperatorNode, Section
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.kind import (
@@ -13,7 +13,6 @@ from foretoken.domain.models.kinds.spec.kind import (
     Placed,
     Weights,
 )
-from foretoken.domain.models.quantization import StoredWeight
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -25,7 +24,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     tokens = builder.shape.num_tokens
     for role, n, k in (("laurel_in_proj", rank, hidden), ("laurel_out_proj", hidden, rank)):
         dims = {"m": tokens, "n": n, "k": k}
-        yield builder.projection(role, dims, Partition.REPLICATED, StoredWeight())
+        yield builder.layer(role, "gemm", dims)
     yield builder.norm("laurel_norm", Section.LAYER, tokens)
 
 

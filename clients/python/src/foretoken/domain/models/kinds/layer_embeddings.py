@@ -13,7 +13,6 @@ from foretoken.domain.models.kinds.spec.kind import (
     Placed,
     Weights,
 )
-from foretoken.domain.models.quantization import StoredWeight
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -37,7 +36,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
     yield builder.node("layer_input_norm", section, "rms_norm", dims)
     for role, n, k in (("layer_gate_proj", width, hidden), ("layer_out_proj", hidden, width)):
         dims = {"m": tokens, "n": n, "k": k}
-        yield builder.projection(role, dims, Partition.REPLICATED, StoredWeight())
+        yield builder.layer(role, "gemm", dims)
     dims = {"num_tokens": tokens, "intermediate": width}
     yield builder.layer("layer_activation", "silu_mul", dims)
     yield builder.norm("layer_embedding_norm", Section.LAYER, tokens)

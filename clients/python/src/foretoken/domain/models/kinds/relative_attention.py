@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Iterator
 
-from foretoken.domain.lowering.batch_dims import parts_of, state_dims
 from foretoken.domain.lowering.graph import OperatorNode, Partition
 from foretoken.domain.lowering.node_builder import NodeBuilder
+from foretoken.domain.lowering.recurrent import lower_states
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.attention import KIND as ATTENTION
 from foretoken.domain.models.kinds.attention import lower_attention
@@ -53,9 +53,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         ("mlp_conv", hidden, Partition.REPLICATED),
     ):
         sizes = {"channels": channels, "kernel_size": part["conv_kernel"]}
-        for name, batch in parts_of(builder.shape):
-            dims = {**state_dims(batch), **sizes}
-            yield builder.layer(f"{role}_{name}", f"causal_conv_{name}", dims, partition)
+        yield from lower_states(builder, role=role, partition=partition, causal_conv=sizes)
     yield from lower_attention(builder, parts)
 
 

@@ -19,7 +19,6 @@ from foretoken.domain.models.kinds.spec.kind import (
     Weights,
 )
 from foretoken.domain.models.layer import LayerPart
-from foretoken.domain.models.quantization import StoredWeight
 
 # Its input has the hidden state and the embedding next to each other.
 _INPUTS = 2
@@ -66,7 +65,7 @@ def _lower(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNode]:
         if n and k:
             dims = {"m": tokens, "n": n, "k": k}
             partition = Partition.COLUMN if role.endswith("adapter_out") else Partition.REPLICATED
-            yield builder.projection(role, dims, partition, StoredWeight())
+            yield builder.layer(role, "gemm", dims, partition)
 
 
 def _shared(
