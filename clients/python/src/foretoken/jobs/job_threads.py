@@ -25,7 +25,7 @@ class JobThreads:
         # Owners in the order in which they had their last task.
         self._waiting: dict[str, deque[Task]] = {}
         self._running: Counter[str] = Counter()
-        self._threads: list[threading.Thread] = []
+        self._num_made = 0
         self._is_closed = False
 
     def submit(self, owner: str, task: Task) -> None:
@@ -35,12 +35,11 @@ class JobThreads:
                 return
             self._waiting.setdefault(owner, deque()).append(task)
             num_waiting = sum(map(len, self._waiting.values()))
-            num_idle = len(self._threads) - self._running.total()
-            if num_waiting > num_idle and len(self._threads) < self._num_threads:
-                name = f"{self._name}_{len(self._threads)}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            num_idle = self._num_made - self._running.total()
+            if num_waiting > num_idle and self._num_made < self._num_threads:
+                name = f"{self._name}_{self._num_made}"
+                self._num_made += 1
+                threading.Thread(target=self._work, name=name, daemon=True).start()
             self._changed.notify()
 
     def close(self) -> None:
@@ -49,8 +48,8 @@ class JobThreads:
             self._is_closed = True
             self._waiting.clear()
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
+            # Not joined: Ctrl-C can leave one that was still starting, which cannot be.
+            self._changed.wait_for(lambda: not self._running.total())
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -60,8 +59,10 @@ class JobThreads:
             except Exception:  # noqa: BLE001
                 # The boundary of the thread, which has other tasks to do.
                 _log.exception("a job could not be run")
-            with self._changed:
-                self._running[owner] -= 1
+            finally:
+                with self._changed:
+                    self._running[owner] -= 1
+                    self._changed.notify_all()
 
     def _take(self) -> tuple[str, Task] | None:
         with self._changed:
