@@ -22,7 +22,8 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.cost.latency_surfaces import surface_spec
-from foretoken.simulator.service import SimulatorService, SurfaceCache
+from foretoken.simulator.cost.surface_cache import SurfaceCache
+from foretoken.simulator.service import SimulatorService
 
 _SCENARIO = build_scenario(workload=WorkloadSpec(num_requests=5))
 
@@ -141,6 +142,20 @@ def test_answers_that_may_change_under_their_name_are_not_kept(
     for _ in range(2):
         cache.get(surface_spec(replace(_SCENARIO, correction=correction), 100))
     assert len(predictor.queries) == 2
+
+
+@pytest.mark.parametrize(("correction", "num_queries"), [("", 1), ("measured", 2)])
+def test_an_answer_just_had_says_which_surfaces_to_find(correction: str, num_queries: int) -> None:
+    """Also of a predictor without an active model; not of what a correction changes."""
+    predictor = RooflinePredictor((_version("one"),))
+    cache = SurfaceCache(predictor, max_surfaces=2)
+    spec = surface_spec(replace(_SCENARIO, correction=correction), 100)
+    cache.get(spec, "one")
+    predictor.versions = (replace(_version("one"), is_active=False),)
+    cache.get(spec, "one")
+    assert num_queries == len(predictor.queries)
+    cache.get(spec, "two")
+    assert num_queries + 1 == len(predictor.queries)
 
 
 def test_a_service_that_compiles_at_its_start_answers_meanwhile(tmp_path: Path) -> None:

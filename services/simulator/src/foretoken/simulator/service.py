@@ -6,7 +6,6 @@ command waits for before it begins.
 
 import threading
 import time
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from foretoken.domain.results.training_report import TRAINING_TABLES, TrainingRe
 from foretoken.jobs.runner import JobLimits, JobProgress, JobRunner
 from foretoken.jobs.sharing import SharedJobs
 from foretoken.simulator.config import SimulatorConfig
-from foretoken.simulator.cost.latency_surfaces import LatencySurfaces, SurfaceSpec, fetch_surfaces
+from foretoken.simulator.cost.surface_cache import SurfaceCache
 from foretoken.simulator.echo import echo_serving, echo_training
 from foretoken.simulator.results import ResultKeeper, attach_tables, fill_tables, open_table
 from foretoken.simulator.search.jobs import (
@@ -249,38 +248,6 @@ class SimulatorService(RunsSearches):
     def _keep_result(self, job: Job) -> None:
         if self._results is not None:
             self._results.keep(job, self._kinds[job.kind].read(job.job_id))
-
-
-class SurfaceCache:
-    """Latency surfaces by what they depend on and the version of the predictor's model.
-
-    What a predictor without a model answers is asked for again each time, and so is what a
-    correction changes: another may be learned under its name.
-    """
-
-    def __init__(self, predictor: PredictorPort, max_surfaces: int) -> None:
-        self._predictor = predictor
-        self._max_surfaces = max_surfaces
-        self._kept: OrderedDict[tuple[SurfaceSpec, str], LatencySurfaces] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, spec: SurfaceSpec) -> LatencySurfaces:
-        """Return the surfaces, from memory or from the predictor."""
-        active = [model.version for model in self._predictor.list_models() if model.is_active]
-        if len(active) != 1 or spec.correction:
-            return fetch_surfaces(spec, self._predictor)
-        with self._lock:
-            kept = self._kept.get((spec, active[0]))
-            if kept is not None:
-                self._kept.move_to_end((spec, active[0]))
-                return kept
-        surfaces = fetch_surfaces(spec, self._predictor)
-        with self._lock:
-            # The version the answer carries: training may have ended since.
-            self._kept[spec, surfaces.model_version] = surfaces
-            while len(self._kept) > self._max_surfaces:
-                self._kept.popitem(last=False)
-        return surfaces
 
 
 def _check_hardware(scenario: TrainingScenario) -> None:

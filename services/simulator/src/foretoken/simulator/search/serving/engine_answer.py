@@ -1,8 +1,6 @@
 """What a search knows of each kind of engine, kept from one search to the next."""
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +13,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
 from foretoken.simulator.grid import Floats, Ints
+from foretoken.simulator.kept_answers import KeptAnswers
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.hardware_change import HardwareChange
 from foretoken.simulator.search.serving.closed_form import (
@@ -303,13 +302,20 @@ class EngineAnswers:
     model_version: str
 
 
-class AnswerCache:
-    """Queries the predictor once about all engines of a search that are not known yet.
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What the answer of a kind of engine depends on but for the predictor."""
 
-    An answer is known by all it depends on and the version of the predictor's model; what a
-    predictor without one active model answers is not kept, nor what a correction changes, for
-    another may be learned under its name.
-    """
+    base_json: str
+    load: LoadProfile
+    batches: Sequence[int]
+    prefill_batches: Sequence[int]
+    step_limits: Sequence[int]
+    kind: EngineKind
+
+
+class AnswerCache:
+    """Queries the predictor once about all engines of a search that are not known yet."""
 
     def __init__(
         self, predictor: LatencySource, max_kept: int, hardware: HardwareChange | None = None
@@ -317,9 +323,7 @@ class AnswerCache:
         """Keep up to so many answers, of devices whose memory is changed where `hardware` says."""
         self._predictor = predictor
         self._hardware = hardware or HardwareChange()
-        self._max_kept = max_kept
-        self._kept: OrderedDict[tuple[object, ...], EngineAnswer] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept = KeptAnswers[_About, EngineAnswer](predictor, max_kept)
 
     def answer(self, base: ServingScenario, space: SearchSpace, load: LoadProfile) -> EngineAnswers:
         """Return the answer of every kind of engine of a space.
@@ -330,31 +334,15 @@ class AnswerCache:
 
         """
         base = engine_base(base)
-        about = (
-            json.dumps(schema.encode(base), sort_keys=True),
-            load,
-            space.batches,
-            space.prefill_batches,
-            space.step_limits,
-        )
-        version = "" if base.correction else self._version()
-        with self._lock:
-            found = {
-                kind: self._kept[*about, kind, version]
-                for kind in space.kinds
-                if (*about, kind, version) in self._kept
-            }
-        missing = [kind for kind in space.kinds if kind not in found]
-        if missing:
-            answers, version = self._ask(missing, base, space, load)
-            with self._lock:
-                for kind, answer in zip(missing, answers, strict=True):
-                    found[kind] = answer
-                    if version and not base.correction:
-                        self._kept[*about, kind, version] = answer
-                while len(self._kept) > self._max_kept:
-                    self._kept.popitem(last=False)
-        return EngineAnswers(engines=[found[kind] for kind in space.kinds], model_version=version)
+        text = json.dumps(schema.encode(base), sort_keys=True)
+        sizes = (space.batches, space.prefill_batches, space.step_limits)
+
+        def ask(missing: Sequence[_About]) -> tuple[list[EngineAnswer], str]:
+            return self._ask([about.kind for about in missing], base, space, load)
+
+        abouts = [_About(text, load, *sizes, kind) for kind in space.kinds]
+        engines, version = self._kept.answer(abouts, ask, base.correction)
+        return EngineAnswers(engines=engines, model_version=version)
 
     def _ask(
         self,
@@ -376,11 +364,9 @@ class AnswerCache:
             )
             for number, (kind, form) in enumerate(zip(kinds, forms, strict=True))
         ]
-        return answers, grids[0].surfaces.model_version if grids else self._version()
-
-    def _version(self) -> str:
-        active = [model.version for model in self._predictor.list_models() if model.is_active]
-        return active[0] if len(active) == 1 else ""
+        if grids:
+            return answers, grids[0].surfaces.model_version
+        return answers, self._kept.active_version()
 
 
 def engine_base(scenario: ServingScenario) -> ServingScenario:

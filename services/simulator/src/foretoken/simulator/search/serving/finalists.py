@@ -1,6 +1,5 @@
 """Finalists: simulated over the steady part of their runs."""
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,8 +11,8 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import CapacityProbe, Finalist, LatencyLimit, ServingTargets
 from foretoken.domain.results.report import Feasibility, ServingReport, SteadyWindow
 from foretoken.domain.units import MS_PER_S
-from foretoken.simulator.cost.latency_surfaces import fetch_surfaces
 from foretoken.simulator.cost.surface import LatencySurfaces, SurfaceSpec
+from foretoken.simulator.cost.surface_cache import SurfaceCache
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.search.capacity.probe import make_judge
 from foretoken.simulator.search.context import SearchContext
@@ -344,8 +343,7 @@ class CandidateRuns:
     """Simulates candidates; surfaces it asked the predictor for serve the next search."""
 
     def __init__(self, predictor: PredictorPort) -> None:
-        self._predictor = predictor
-        self._kept: OrderedDict[tuple[SurfaceSpec, str], LatencySurfaces] = OrderedDict()
+        self._fine = SurfaceCache(predictor, _MAX_KEPT)
 
     def run(
         self,
@@ -391,17 +389,7 @@ class CandidateRuns:
         longest = min(longest_tokens, maker.request.scenario.model.max_position)
         specs = dict.fromkeys(spec for one in scenarios for spec in list_all_specs(one, longest))
         version = maker.answers.model_version
-        found = []
-        for spec in specs:
-            surfaces = self._kept.get((spec, version))
-            # Another correction may have been learned under the name of one.
-            if surfaces is None or spec.correction:
-                surfaces = fetch_surfaces(spec, self._predictor)
-                self._kept[spec, surfaces.model_version] = surfaces
-            found.append((spec, surfaces))
-        while len(self._kept) > _MAX_KEPT:
-            self._kept.popitem(last=False)
-        return tuple(found)
+        return tuple((spec, self._fine.get(spec, version)) for spec in specs)
 
 
 def _longest_tokens(scenario: ServingScenario) -> int:
