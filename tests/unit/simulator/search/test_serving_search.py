@@ -243,31 +243,6 @@ def test_what_was_answered_is_not_asked_again() -> None:
     assert predictor.num_queries == 3
 
 
-class _Learning(_Roofline):
-    """Has no active model: what it learned of the catalog so far answers, by its own version."""
-
-    version = "learned-1"
-
-    def list_models(self) -> tuple[ModelVersion, ...]:
-        return ()
-
-    def predict(self, query: LatencyQuery) -> LatencyReply:
-        return replace(super().predict(query), model_version=self.version)
-
-
-def test_finalists_of_a_predictor_without_a_model_are_found_while_it_learns_nothing() -> None:
-    """Its answer in closed form is fetched each time, and says whether the finalists' are known."""
-    predictor = _Learning()
-    search, counts = _search(predictor), []
-    for version in ("learned-1", "learned-1", "learned-2"):
-        predictor.version = version
-        before = predictor.num_queries
-        report = search.run(_request(num_finalists=1), InlineContext())
-        assert version == report.model_version
-        counts.append(predictor.num_queries - before)
-    assert counts[0] == counts[2] > counts[1] > 0
-
-
 class _ProductsMeasured(_Roofline):
     """Matrix products were measured; all else is transferred."""
 
