@@ -11,7 +11,13 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.models.architecture import ModelArchitecture, all_models, find_model
 from foretoken.domain.models.kinds.spec.kind import all_kinds
-from foretoken.domain.models.layer import LayerKind, LayerPart, read_pattern, write_pattern
+from foretoken.domain.models.layer import (
+    LayerKind,
+    LayerPart,
+    every_nth,
+    read_pattern,
+    write_pattern,
+)
 from foretoken.domain.models.stack import stack_of, state_of
 from foretoken.wire import codec
 
@@ -137,3 +143,13 @@ def test_kinds_say_where_they_stand_and_what_they_rest_on() -> None:
         assert "" not in (kind.summary, kind.source)
         # What can be trained says by whose backward pass, and all else why not.
         assert bool(kind.backward) != bool(kind.untrained)
+
+
+@pytest.mark.parametrize(
+    ("period", "place", "expected"),
+    [(2, -1, [1, 3]), (3, 0, [0, 3]), (3, 1, [1, 4]), (3, 3, []), (1, -1, [*range(5)]), (0, 0, [])],
+)
+def test_one_of_every_so_many_layers(period: int, place: int, expected: list[int]) -> None:
+    found = every_nth(5, period, place)
+    assert expected == [layer for layer, is_it in enumerate(found) if is_it]
+    assert 5 == len(found)

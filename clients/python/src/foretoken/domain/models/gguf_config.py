@@ -14,6 +14,7 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.gguf_file import GgufFile, GgufTensor, read_gguf
 from foretoken.domain.models.hf_config import architecture_of_hf_config
+from foretoken.domain.models.layer import every_nth
 from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.models.quantization import join_parts, name_weight_only
 
@@ -193,7 +194,7 @@ def _find_family(architecture: str, given: Mapping[str, object]) -> _Family:
 
 def _layer_types(num_layers: int, period: int) -> list[str]:
     kinds = {True: "full_attention", False: "sliding_attention"}
-    return [kinds[layer % period == period - 1] for layer in range(num_layers)]
+    return [kinds[is_full] for is_full in every_nth(num_layers, period)]
 
 
 def _write_latent(given: Mapping[str, object]) -> dict[str, object]:

@@ -3,9 +3,16 @@
 Source: its configuration and modelling files in transformers 5.
 """
 
-from foretoken.domain.models.hf_parts import Fields, compose, mlp_of, read_attention, read_trunk
+from foretoken.domain.models.hf_parts import (
+    Fields,
+    compose,
+    layers_of,
+    mlp_of,
+    read_attention,
+    read_trunk,
+)
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.layer import LayerPart, every_nth
 
 # What `Gemma3nTextConfig` takes for keys that are left out.
 _DEFAULTS = {
@@ -41,16 +48,14 @@ def read_gemma3n(reader: ConfigReader) -> Fields:
     # The stream that a layer computes, limits and scales of its mixtures, shares of zeros.
     reader.ignore("altup_active_idx", "altup_coef_clip", "altup_correct_scale")
     reader.ignore("activation_sparsity_pattern")
-    kinds = ("sliding_attention", "full_attention")
-    types = reader.names("layer_types", num_layers, kinds) or [
-        kinds[int((layer + 1) % _PERIOD == 0)] for layer in range(num_layers)
-    ]
+    by_period = every_nth(num_layers, _PERIOD)
+    sees_all = layers_of(reader, "full_attention", "sliding_attention", by_period)
     windowed = read_attention(reader, qk_norm=1, window=reader.integer("sliding_window"))
     full = windowed.changed(window=0)
     first = num_layers - min(reader.optional("num_kv_shared_layers", 0), num_layers)
     mixers = [
-        (full if kind == "full_attention" else windowed).changed(has_shared_kv=int(layer >= first))
-        for layer, kind in enumerate(types)
+        (full if is_full else windowed).changed(has_shared_kv=int(layer >= first))
+        for layer, is_full in enumerate(sees_all)
     ]
     if isinstance(reader.get("intermediate_size"), list):
         widths = reader.numbers("intermediate_size", num_layers) or [1] * num_layers

@@ -23,7 +23,7 @@ from foretoken.domain.models.hf_parts import (
     shared_width,
 )
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.layer import LayerPart, every_nth
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +123,7 @@ def _sees_all(reader: ConfigReader, period: int) -> list[bool]:
         letters = (pattern * num_layers)[: num_layers - 1] + "G"
         return [letter == "G" for letter in letters]
     period = reader.optional("sliding_window_pattern", period)
-    return [period != 0 and (layer + int(period > 0)) % period == 0 for layer in range(num_layers)]
+    return every_nth(num_layers, abs(period), -1 if period > 0 else 0)
 
 
 def _first_dense(reader: ConfigReader) -> Sequence[LayerPart]:

@@ -13,6 +13,7 @@ from foretoken.domain.models.hf_parts import (
     compose,
     dense_first,
     latent_dims,
+    layers_of,
     mlp_of,
     prediction_heads,
     read_attention,
@@ -21,7 +22,7 @@ from foretoken.domain.models.hf_parts import (
     shared_width,
 )
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.layer import LayerPart, every_nth
 
 
 def read_mamba2(reader: ConfigReader) -> LayerPart:
@@ -130,9 +131,14 @@ def _olmo_hybrid(reader: ConfigReader) -> Fields:
     # How its decays are initialised.
     reader.ignore("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max")
     reader.ignore("linear_dt_init_floor", "linear_allow_neg_eigval", "linear_use_gate")
-    types = _types(reader, num_layers, ("linear_attention", "full_attention"))
-    mixers = [attention if kind == "full_attention" else delta for kind in types]
+    mixers = [attention if is_full else delta for is_full in _listed_full(reader, num_layers)]
     return {**read_trunk(reader), **compose([(mixer, half) for mixer in mixers])}
+
+
+def _listed_full(reader: ConfigReader, num_layers: int) -> Sequence[bool]:
+    """Return of every layer whether it sees all tokens, which a file has to list."""
+    types = _types(reader, num_layers, ("linear_attention", "full_attention"))
+    return [kind == "full_attention" for kind in types]
 
 
 def _types(reader: ConfigReader, num_layers: int, known: Sequence[str]) -> Sequence[str]:
@@ -172,23 +178,22 @@ def _jamba(reader: ConfigReader) -> Fields:
     num_layers = reader.integer("num_hidden_layers")
     reader.ignore("layer_types", "layers_block_type", "use_associative_scan", "use_mambapy")
     reader.ignore("num_experts_per_tok")
-    mixers = _alternate(reader, "attn", read_mamba(reader, 2), read_attention(reader, has_rope=0))
+    sees_all = every_nth(num_layers, *_turn(reader, "attn", (8, 4)))
+    mamba, attention = read_mamba(reader, 2), read_attention(reader, has_rope=0)
     width = reader.integer("intermediate_size")
     dense = experts = mlp_of(width)
     if reader.optional("num_experts", 16) > 1:
         experts = read_experts(reader, intermediate=width)
-    halves = _alternate(reader, "expert", dense, experts)
-    layers = [(mixers(place), halves(place)) for place in range(num_layers)]
-    return {**read_trunk(reader), **compose(layers)}
+    has_experts = every_nth(num_layers, *_turn(reader, "expert", (2, 1)))
+    mixers = [attention if is_full else mamba for is_full in sees_all]
+    halves = [experts if is_routed else dense for is_routed in has_experts]
+    return {**read_trunk(reader), **compose(list(zip(mixers, halves, strict=True)))}
 
 
-def _alternate(
-    reader: ConfigReader, name: str, most: LayerPart, other: LayerPart
-) -> Callable[[int], LayerPart]:
-    """Return which half a layer has: the other one in every n-th, from one on."""
-    period = max(reader.optional(f"{name}_layer_period", 8 if name == "attn" else 2), 1)
-    offset = reader.optional(f"{name}_layer_offset", 4 if name == "attn" else 1)
-    return lambda place: other if place % period == offset else most
+def _turn(reader: ConfigReader, name: str, defaults: tuple[int, int]) -> tuple[int, int]:
+    """Return of how many layers one is of a name, and at which place of them."""
+    period = max(reader.optional(f"{name}_layer_period", defaults[0]), 1)
+    return period, reader.optional(f"{name}_layer_offset", defaults[1])
 
 
 def _pure_mamba2(reader: ConfigReader) -> Fields:
@@ -220,10 +225,9 @@ def _minimax(reader: ConfigReader) -> Fields:
     full = read_attention(reader)
     dims = {name: full[name] for name in ("num_heads", "head_dim")}
     lightning = LayerPart(kind="lightning", dims=dims)
-    flags = reader.numbers("attn_type_list", num_layers)
+    flags: Sequence[int] | None = reader.numbers("attn_type_list", num_layers)
     if flags is None:
-        types = _types(reader, num_layers, ("linear_attention", "full_attention"))
-        flags = [int(kind == "full_attention") for kind in types]
+        flags = _listed_full(reader, num_layers)
     experts = read_experts(
         reader,
         intermediate=reader.integer("intermediate_size"),
@@ -240,12 +244,8 @@ def _bailing_hybrid(reader: ConfigReader) -> Fields:
     """
     num_layers = reader.integer("num_hidden_layers")
     reader.rename({"model_max_length": "max_position_embeddings"})
-    period = reader.optional("layer_group_size", 1)
-    kinds = ("linear_attention", "full_attention")
-    types = reader.names("layer_types", num_layers, kinds)
-    sees_all = [(layer + 1) % max(period, 1) == 0 for layer in range(num_layers)]
-    if types:
-        sees_all = [kind == "full_attention" for kind in types]
+    by_group = every_nth(num_layers, max(reader.optional("layer_group_size", 1), 1))
+    sees_all = layers_of(reader, "full_attention", "linear_attention", by_group)
     delta = LayerPart(
         kind="kda",
         dims={

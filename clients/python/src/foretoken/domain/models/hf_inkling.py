@@ -7,6 +7,7 @@ from foretoken.domain.models.hf_parts import (
     Fields,
     compose,
     dense_first,
+    layers_of,
     mlp_of,
     prediction_heads,
     read_attention,
@@ -14,7 +15,7 @@ from foretoken.domain.models.hf_parts import (
     read_trunk,
 )
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.layer import LayerPart, every_nth
 
 # What `InklingTextConfig` takes for keys that are left out.
 _DEFAULTS = {
@@ -49,12 +50,11 @@ def read_inkling(reader: ConfigReader) -> Fields:
     reader.ignore("logits_mup_width_multiplier", "rms_norm_eps_moe_gate", "number_of_conv_states")
     reader.ignore("chain_hidden_post_norm", "mtp_hidden_states_first", "mtp_local_layer_ids")
     reader.require("shared_expert_sink", default=True, allowed=True)
-    kinds = ("hybrid", "hybrid_sliding")
     local = reader.get("local_layer_ids")
-    types = reader.names("layer_types", num_layers, kinds) or [
-        kinds[int(layer in local if isinstance(local, list) else (layer + 1) % _PERIOD != 0)]
-        for layer in range(num_layers)
-    ]
+    by_file = every_nth(num_layers, _PERIOD)
+    if isinstance(local, list):
+        by_file = [layer not in local for layer in range(num_layers)]
+    sees_all = layers_of(reader, "hybrid", "hybrid_sliding", by_file)
     full = _attention(reader)
     window = reader.integer("sliding_window_size")
     windowed = full.changed(
@@ -68,7 +68,7 @@ def read_inkling(reader: ConfigReader) -> Fields:
     width = shared * reader.integer("moe_intermediate_size")
     experts = read_experts(reader, shared_intermediate=width, has_shared_gate=shared)
     halves = dense_first(reader, mlp_of(reader.optional("intermediate_size", 1)), experts)
-    mixers = [windowed if kind == "hybrid_sliding" else full for kind in types]
+    mixers = [full if is_full else windowed for is_full in sees_all]
     return {
         **read_trunk(reader),
         **compose(list(zip(mixers, halves, strict=True))),

@@ -12,6 +12,7 @@ from foretoken.domain.models.hf_parts import (
     dense_first,
     index_dims,
     latent_dims,
+    layers_of,
     mlp_of,
     prediction_heads,
     read_attention,
@@ -20,7 +21,7 @@ from foretoken.domain.models.hf_parts import (
     shared_width,
 )
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.layer import LayerPart, every_nth
 
 
 def _latent(reader: ConfigReader) -> Fields:
@@ -216,9 +217,10 @@ def _minimax_m3(reader: ConfigReader) -> Fields:
 
 def _gemma4(reader: ConfigReader) -> Fields:
     num_layers = reader.integer("num_hidden_layers")
-    types = reader.names("layer_types", num_layers, ("sliding_attention", "full_attention"))
+    types = ("full_attention", "sliding_attention")
+    sees_all = layers_of(reader, *types, unlisted=[False] * num_layers)
     windowed = read_attention(reader, qk_norm=1, window=reader.integer("sliding_window"))
-    own = _own_dims(reader, [place for place, kind in enumerate(types or []) if kind[0] == "f"])
+    own = _own_dims(reader, [place for place, is_full in enumerate(sees_all) if is_full])
     head_dim = reader.optional("global_head_dim", own.optional("head_dim", windowed["head_dim"]))
     num_kv_heads = reader.optional(
         "num_global_key_value_heads", own.optional("num_key_value_heads", windowed["num_kv_heads"])
@@ -239,7 +241,6 @@ def _gemma4(reader: ConfigReader) -> Fields:
     if width > 0:
         dims = {"vocab": vocab, "width": width}
         extras = (LayerPart(kind="layer_embeddings", dims=dims),)
-    sees_all = [kind == "full_attention" for kind in types or []] or [False] * num_layers
     mixers = [full if is_full else windowed for is_full in sees_all]
     # The last layers have the keys and values of earlier ones that see as much.
     first = num_layers - min(reader.optional("num_kv_shared_layers", 0), num_layers)
@@ -271,7 +272,7 @@ def _llama4(reader: ConfigReader) -> Fields:
         reader.numbers("no_rope_layers", num_layers) if reader.get("no_rope_layers") else None
     )
     if has_rope is None:
-        has_rope = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+        has_rope = [int(not is_full) for is_full in every_nth(num_layers, interval)]
     attention = read_attention(reader, chunk=reader.optional("attention_chunk_size", 0))
     # The norm of queries and keys has no weights.
     reader.flag("use_qk_norm", default=True)
@@ -289,7 +290,8 @@ def _llama4(reader: ConfigReader) -> Fields:
 
 def _step3p7(reader: ConfigReader) -> Fields:
     num_layers = reader.integer("num_hidden_layers")
-    types = reader.names("layer_types", num_layers, ("full_attention", "sliding_attention"))
+    types = ("sliding_attention", "full_attention")
+    is_windowed = layers_of(reader, *types, unlisted=[False] * num_layers)
     # Each head's output has a gate.
     full = read_attention(reader, qk_norm=1, gate=2)
     windowed = full.changed(window=reader.integer("sliding_window"))
@@ -297,10 +299,7 @@ def _step3p7(reader: ConfigReader) -> Fields:
     reader.ignore("n_shared_experts")
     experts = read_experts(reader, shared_intermediate=shared)
     halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
-    mixers = [
-        windowed if kind == "sliding_attention" else full
-        for kind in types or ["full_attention"] * num_layers
-    ]
+    mixers = [windowed if flag else full for flag in is_windowed]
     return {
         **read_trunk(reader),
         **compose(list(zip(mixers, halves, strict=True))),

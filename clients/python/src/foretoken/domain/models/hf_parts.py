@@ -107,6 +107,17 @@ def shared_width(reader: ConfigReader) -> int:
     return count * reader.integer("moe_intermediate_size", "intermediate_size")
 
 
+def layers_of(
+    reader: ConfigReader, kind: str, other: str, unlisted: Sequence[bool]
+) -> Sequence[bool]:
+    """Return of every layer whether its type is `kind`, the rest being `other`.
+
+    As the file lists them; where it does not, as `unlisted`.
+    """
+    types = reader.names("layer_types", len(unlisted), (other, kind))
+    return [each == kind for each in types] if types else unlisted
+
+
 def dense_first(reader: ConfigReader, dense: LayerPart, experts: LayerPart) -> list[LayerPart]:
     """Return the feed-forward half of every layer: dense ones first, or as a list says."""
     num_layers = reader.integer("num_hidden_layers")

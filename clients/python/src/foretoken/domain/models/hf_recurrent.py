@@ -13,6 +13,7 @@ from foretoken.domain.models.hf_parts import (
     compose,
     dense_first,
     latent_dims,
+    layers_of,
     mlp_of,
     prediction_heads,
     read_attention,
@@ -21,18 +22,14 @@ from foretoken.domain.models.hf_parts import (
     shared_width,
 )
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.layer import LayerPart, every_nth
 
 
 def _qwen3_5(reader: ConfigReader) -> Fields:
     """Read Qwen3.5 and 3.6: gated delta nets, and every fourth layer attention with a gate."""
     num_layers = reader.integer("num_hidden_layers")
-    interval = reader.optional("full_attention_interval", 4)
-    by_interval = [
-        "linear_attention" if (layer + 1) % interval else "full_attention"
-        for layer in range(num_layers)
-    ]
-    types = reader.names("layer_types", num_layers, ("linear_attention", "full_attention"))
+    by_interval = every_nth(num_layers, reader.optional("full_attention_interval", 4))
+    sees_all = layers_of(reader, "full_attention", "linear_attention", by_interval)
     gate = int(reader.flag("attn_output_gate", default=True))
     attention = read_attention(reader, qk_norm=1, gate=gate)
     delta = read_gated_delta(reader)
@@ -48,7 +45,7 @@ def _qwen3_5(reader: ConfigReader) -> Fields:
     else:
         half = mlp_of(reader.integer("intermediate_size"))
     reader.ignore("mtp_use_dedicated_embeddings")
-    mixers = [attention if kind == "full_attention" else delta for kind in types or by_interval]
+    mixers = [attention if is_full else delta for is_full in sees_all]
     return {
         **read_trunk(reader),
         **compose([(mixer, half) for mixer in mixers]),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from foretoken.domain.models.hf_hybrids import read_mamba, read_mamba2
 from foretoken.domain.models.hf_parts import Fields, Halves, compose, read_trunk
 from foretoken.domain.models.hf_reader import ConfigReader
-from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.models.layer import LayerPart, every_nth
 
 # What both call layers without the shared block, and those with it.
 _KINDS = ("mamba", "linear_attention", "hybrid")
@@ -55,7 +55,7 @@ def _zamba(reader: ConfigReader) -> Fields:
     offset = reader.optional("attn_layer_offset", 4)
     types = reader.names("layers_block_type", num_layers, _KINDS)
     if types is None:
-        later = ["hybrid" if layer % period == offset else "mamba" for layer in range(num_layers)]
+        later = ["hybrid" if flag else "mamba" for flag in every_nth(num_layers, period, offset)]
         types = ["mamba", "mamba", "hybrid", *later][:num_layers]
     mamba = read_mamba(reader, 0)
     block = _block(reader, reader.optional("attention_head_dim", 0))

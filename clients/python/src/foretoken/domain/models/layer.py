@@ -16,6 +16,15 @@ MOST_LAYERS = 4096
 _WORD = re.compile(r"\s*(?:(\d+)\s*\*|([()])|([^\s()*]+))")
 
 
+def every_nth(num_layers: int, period: int, place: int = -1) -> list[bool]:
+    """Return of every layer whether it is the one of each `period` that is at `place` from 0 on.
+
+    Below 0 it is the last of them. A period of 0 has none.
+    """
+    at = place if place >= 0 else period - 1
+    return [period > 0 and layer % period == at for layer in range(num_layers)]
+
+
 class FrozenDims(Mapping[str, int]):
     """Dimensions by name that do not change, and so can be part of a key."""
 

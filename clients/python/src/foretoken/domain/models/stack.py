@@ -17,7 +17,7 @@ from foretoken.domain.models.kinds.spec.kind import (
     Weights,
     find_kind,
 )
-from foretoken.domain.models.layer import FrozenDims, LayerKind, LayerPart, read_pattern
+from foretoken.domain.models.layer import FrozenDims, LayerKind, LayerPart, every_nth, read_pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ def stack_of(model: ModelArchitecture) -> LayerStack:
         layers = tuple(named[name] for name in read_pattern(model.pattern))
         return LayerStack(layers, model.extras)
     num_dense = model.moe.num_dense_layers if model.moe else model.num_layers
-    mixers = [_mixer(model, layer) for layer in range(model.num_layers)]
+    sees_all = every_nth(model.num_layers, model.full_attention_period)
+    mixers = [_mixer(model, 0 if is_full else model.sliding_window) for is_full in sees_all]
     halves = [_mlp(model)] * num_dense + [_experts(model)] * (model.num_layers - num_dense)
     return LayerStack(
         tuple(
@@ -105,17 +106,15 @@ def stack_of(model: ModelArchitecture) -> LayerStack:
     )
 
 
-def _mixer(model: ModelArchitecture, layer: int) -> LayerPart:
+def _mixer(model: ModelArchitecture, window: int) -> LayerPart:
     if model.mla is not None:
         widths = {each.name: getattr(model.mla, each.name) for each in fields(model.mla)}
         return LayerPart(kind="latent", dims={"num_heads": model.num_heads, **widths})
-    period = model.full_attention_period
-    sees_all = period > 0 and layer % period == period - 1
     dims: Dims = {
         "num_heads": model.num_heads,
         "num_kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
-        "window": 0 if sees_all else model.sliding_window,
+        "window": window,
         "has_rope": int(model.position == "rope"),
         "has_qkv_bias": int(model.has_qkv_bias or model.has_bias),
         "has_out_bias": int(model.has_bias),
