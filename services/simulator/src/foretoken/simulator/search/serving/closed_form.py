@@ -157,8 +157,7 @@ class ReplicaForm:
         cycle_us = (self._answer + away) * flow.mean_us
         each_us = np.maximum(cycle_us - ttft_us, 0.0) / self._answer
         rate = self._rate(num, away, flow, inside)
-        output_us = self._rules.output_us_per_seq * num * self._rules.num_engines
-        queued_us = np.maximum((concurrency - inside) / rate, output_us)
+        queued_us = np.maximum((concurrency - inside) / rate, self._output_us(num))
         return SteadyState(
             ttft_us=ttft_us + queued_us + self._frontend_us(),
             tpot_us=each_us / self._rules.tokens_per_step,
@@ -184,7 +183,8 @@ class ReplicaForm:
         """Return replicas that only decode: `ttft_us` 0, rates of whole answers."""
         num = np.maximum(concurrency / self._num_streams, 1.0)
         num = np.broadcast_to(num, (NUM_VARIANTS, len(num)))
-        output_us = self._rules.output_us_per_seq * num * self._num_streams
+        # Before the same batch decodes again the others in flight are handed out too.
+        output_us = self._rules.num_stages * self._output_us(num)
         step_us = np.maximum(self._decode_us(num), output_us)
         rate = np.minimum(concurrency, self._num_streams) * num / (step_us * self._answer)
         return SteadyState(
@@ -377,6 +377,10 @@ class ReplicaForm:
 
     def _frontend_us(self) -> float:
         return self._rules.frontend_us + self._rules.frontend_us_per_token * self._prompt
+
+    def _output_us(self, num: Floats) -> Floats:
+        """Return how long the output server hands out a step of all engines in lock step."""
+        return self._rules.output_us_per_seq * num * self._rules.num_engines
 
     def _decode_us(self, num_decodes: Floats) -> Floats:
         """Return what a step of decoding takes until the next of the same batch."""
