@@ -89,6 +89,8 @@ _TODAY = {
     *(name for name, model in all_models().items() if model.layers or model.extras),
     *("kimi-k2", "qwen3-coder-480b-a35b", "qwen3-30b-a3b-fp8", "qwen3-32b-fp8"),
     *("qwen3-235b-a22b-fp8", "qwen3-235b-a22b-nvfp4", "qwen3-coder-480b-a35b-fp8"),
+    *("qwen3-32b-fp8-static", "qwen3-32b-nvfp4", "llama-3.1-8b-fp8", "llama-3.1-70b-fp8"),
+    "deepseek-r1-nvfp4",
 } - {"deepseek-v3"}
 _PRESETS = sorted(set(all_models()) - _TODAY)
 _MOE = sorted(name for name in _PRESETS if find_model(name).moe)
@@ -184,6 +186,11 @@ def test_no_alias_means_two_models() -> None:
         ("Qwen/Qwen2-7B", "qwen2-7b"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
         ("Llama-3-8B", "llama-3-8b"),
+        # Names of NVIDIA's measured runs.
+        ("nvidia/DeepSeek-R1-NVFP4", "deepseek-r1-nvfp4"),
+        ("nvidia/Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b-fp8"),
+        ("nvidia/Qwen3-32B-NVFP4", "qwen3-32b-nvfp4"),
+        ("zhipuai/GLM-5", "glm-5"),
     ],
 )
 def test_a_preset_is_found_by_its_repository_in_any_case(alias: str, expected: str) -> None:

@@ -79,6 +79,16 @@ def test_the_nearest_run_is_alike_in_lengths_first() -> None:
     assert find_nearest(_RUNS, replace(asked, device="b200")) is None
 
 
+def test_a_run_of_the_model_in_another_format_is_alike() -> None:
+    """The checkpoint that is asked for comes first where both were measured alike."""
+    asked = AskedRun(
+        model="llama-3.1-8b-fp8", device="h200_sxm", input_tokens=4000, output_tokens=1000
+    )
+    assert _RUNS[0] is find_nearest(_RUNS, asked)
+    own = replace(_RUNS[0], model="llama-3.1-8b-fp8")
+    assert own is find_nearest([_RUNS[0], own], asked)
+
+
 def test_a_run_is_simulated_as_it_was_launched() -> None:
     scenario = scenario_of_published(_RUNS[0])
     assert ("fp8", "vllm-0.19.0", 2) == (

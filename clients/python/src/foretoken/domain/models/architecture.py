@@ -1,7 +1,7 @@
 """The dimensions of a model of layers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -265,6 +265,16 @@ def all_models() -> dict[str, ModelArchitecture]:
         )
         for stem, content in files.items()
     }
+
+
+@cache
+def list_forms(name: str) -> frozenset[str]:
+    """Return the presets that differ from the one of that name in format alone, itself included."""
+    bare = {
+        stem: replace(model, name="", aliases=(), quantization="", kv_dtype=None)
+        for stem, model in all_models().items()
+    }
+    return frozenset(stem for stem in bare if bare[stem] == bare.get(name)) | {name}
 
 
 def _complete(

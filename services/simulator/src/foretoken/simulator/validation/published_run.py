@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from foretoken.domain.alias import canonical_device, canonical_model
-from foretoken.domain.models.architecture import all_models
+from foretoken.domain.models.architecture import all_models, list_forms
 
 _CONCURRENCY = re.compile(r"_c(\d+)_")
 # Runs out of InferenceMAX's database, by the day of its export; the others have fixed lengths.
@@ -161,12 +161,15 @@ def is_alike(one: float, other: float) -> bool:
 def find_nearest(runs: Sequence[PublishedRun], asked: AskedRun) -> PublishedRun | None:
     """Return the run of the model and device that is most like what is asked; None: none is alike.
 
-    Lengths count first, then the layout, then how many requests run at a time, then the engine.
+    Lengths count first, then the layout, then how many requests run at a time, then the engine and
+    the format of the checkpoint.
     """
+    forms = list_forms(asked.model)
     alike = [
         run
         for run in runs
-        if (run.model, run.device) == (asked.model, asked.device)
+        if run.device == asked.device
+        and run.model in forms
         and all(is_alike(*pair) for pair in _lengths(run, asked))
     ]
     return min(alike, key=lambda run: _distance(run, asked), default=None)
@@ -177,10 +180,11 @@ def _lengths(run: PublishedRun, asked: AskedRun) -> tuple[tuple[float, float], .
     return tuple((one, max(other, 1.0)) for one, other in pairs)
 
 
-def _distance(run: PublishedRun, asked: AskedRun) -> tuple[float, float, float, bool]:
+def _distance(run: PublishedRun, asked: AskedRun) -> tuple[float, float, float, bool, bool]:
     return (
         round(max(ratio_log(*pair) for pair in _lengths(run, asked)), 2),
         ratio_log(run.tp, asked.tp),
         ratio_log(run.concurrency / run.dp, asked.concurrency),
         run.engine != asked.engine,
+        run.model != asked.model,
     )
