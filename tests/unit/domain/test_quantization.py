@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import BatchShape, DecodeShape, OperatorNode, RankContext
 from foretoken.domain.lowering.lower import lower_rank
@@ -194,3 +195,22 @@ def test_the_kv_cache_has_the_checkpoints_format_with_the_checkpoints_weights() 
     assert (
         ServingScenario(model=model, device="h200_sxm", quantization=UNQUANTIZED).kv_dtype is None
     )
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("vllm-0.28", DType.FP8),
+        ("vllm-0.14", DType.FP8),
+        ("vllm-0.12", None),
+        ("sglang-0.5", DType.FP8),
+        ("trtllm-1.0", DType.FP8),
+        ("orca", None),
+    ],
+)
+def test_releases_take_the_format_of_the_kv_cache_from_a_checkpoint_or_not(
+    profile: str, expected: DType | None
+) -> None:
+    engine = EngineSpec(profile=profile)
+    scenario = ServingScenario(model="deepseek-v3.1-nvfp4", device="b200_sxm", engine=engine)
+    assert expected is scenario.kv_dtype

@@ -406,12 +406,22 @@ def test_speculation_and_adapters_are_switched_on(tmp_path: Path) -> None:
     assert ("4", "32") == (_option(command, "max-loras"), _option(command, "max-lora-rank"))
 
 
-def test_an_fp8_cache_has_each_servers_name(tmp_path: Path) -> None:
-    scenario = dataclasses.replace(_PLAIN, kv_dtype=DType.FP8)
-    for engine, expected in (("vllm", "fp8"), ("sglang", "fp8_e4m3")):
-        write_deployment(scenario, tmp_path / engine, LaunchOptions(engine=engine))
-        command = _commands(tmp_path / engine)["server"]
-        assert expected == _option(command, "kv-cache-dtype")
+@pytest.mark.parametrize(
+    ("kv_dtype", "engine", "expected"),
+    [
+        (DType.FP8, "vllm", "fp8"),
+        (DType.FP8, "sglang", "fp8_e4m3"),
+        # Else a checkpoint with scales would have it in FP8.
+        (DType.BF16, "vllm", "bfloat16"),
+        (DType.BF16, "sglang", "bf16"),
+    ],
+)
+def test_a_format_of_the_cache_has_each_servers_name(
+    tmp_path: Path, kv_dtype: DType, engine: str, expected: str
+) -> None:
+    scenario = dataclasses.replace(_PLAIN, kv_dtype=kv_dtype)
+    write_deployment(scenario, tmp_path, LaunchOptions(engine=engine))
+    assert expected == _option(_commands(tmp_path)["server"], "kv-cache-dtype")
 
 
 def test_what_cannot_be_started_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from foretoken.app.scenario_file import build_serving_scenario, build_training_scenario
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.launch.training import read_launch
@@ -86,6 +87,28 @@ def test_sglang_spreads_experts_over_all_ranks_that_exchange_tokens() -> None:
         engine.has_expert_balancing,
         engine.num_redundant_experts,
     )
+
+
+_SGLANG = "python3 -m sglang.launch_server --model"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("vllm serve llama-3-8b --kv-cache-dtype fp8_e4m3", DType.FP8),
+        ("vllm serve llama-3-8b --kv-cache-dtype auto", None),
+        ("vllm serve llama-3.1-8b-fp8", DType.FP8),
+        ("vllm serve llama-3.1-8b-fp8 --kv-cache-dtype auto", DType.FP8),
+        ("vllm serve llama-3.1-8b-fp8 --kv-cache-dtype bfloat16", DType.BF16),
+        (f"{_SGLANG} llama-3.1-8b-fp8 --kv-cache-dtype bf16", DType.BF16),
+        (f"{_SGLANG} llama-3-8b --kv-cache-dtype fp8_e5m2", DType.FP8),
+    ],
+)
+def test_the_kv_cache_is_the_commands_or_else_the_checkpoints(
+    command: str, expected: DType | None
+) -> None:
+    scenario, unread = _read(command)
+    assert (expected, ()) == (scenario.kv_dtype, unread)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,8 @@ class EngineProfile:
 
     Layers with a window lie in the same memory as others, or with `window_tokens_ratio` in some of
     their own, for that share of the others' tokens. With `shares_states` so do the recurrent states
-    of running requests; else there is one for each of `max_num_seqs`.
+    of running requests; else there is one for each of `max_num_seqs`. With `follows_kv_scales` the
+    cache is in the format that a checkpoint has scales for, unless a scenario has another.
 
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
@@ -200,6 +201,7 @@ class EngineProfile:
     has_prefix_caching: bool = False
     window_tokens_ratio: float = 0.0
     shares_states: bool = False
+    follows_kv_scales: bool = False
     has_async_scheduling: bool = False
     graph_mode: str = "none"
     graph_capture_sizes: tuple[int, ...] = ()

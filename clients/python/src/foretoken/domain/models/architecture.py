@@ -267,14 +267,27 @@ def all_models() -> dict[str, ModelArchitecture]:
     }
 
 
+def list_forms(name: str) -> tuple[str, ...]:
+    """Return the presets that differ from the one of that name in format alone, itself included.
+
+    The first is in 16 bits where one is, then comes what has the shortest name.
+    """
+    bare = _all_bare()
+    found = [stem for stem in bare if bare[stem] == bare.get(name)] or [name]
+    return tuple(sorted(found, key=lambda it: (bool(_stored_as(it)), len(it), it)))
+
+
+def _stored_as(name: str) -> str:
+    return all_models()[name].quantization if name in all_models() else ""
+
+
 @cache
-def list_forms(name: str) -> frozenset[str]:
-    """Return the presets that differ from the one of that name in format alone, itself included."""
-    bare = {
+def _all_bare() -> Mapping[str, ModelArchitecture]:
+    """Return every preset without what its checkpoint is called and stored in."""
+    return {
         stem: replace(model, name="", aliases=(), quantization="", kv_dtype=None)
         for stem, model in all_models().items()
     }
-    return frozenset(stem for stem in bare if bare[stem] == bare.get(name)) | {name}
 
 
 def _complete(

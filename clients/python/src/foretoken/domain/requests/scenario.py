@@ -65,7 +65,9 @@ class ServingScenario:
         " Formats the device lacks are refused, unless the engine emulates them",
     )
     kv_dtype: DType | None = option(
-        None, "number format of the KV cache; null: what the checkpoint has scales for, or dtype"
+        None,
+        "number format of the KV cache; null: what the checkpoint has scales for where the engine"
+        " goes by them, or dtype",
     )
     kernels: Mapping[str, str] = option(
         {}, "kernel source of an operator (moe_experts: marlin); empty: the fastest measured"
@@ -157,11 +159,15 @@ class ServingScenario:
         return self.engine.resolve(find_device(self.device), self.layout.tp)
 
     def _settle_checkpoint(self) -> None:
-        """Take the checkpoint's word on weights and KV cache where the scenario has none."""
+        """Take the checkpoint's word on weights and KV cache where the scenario has none.
+
+        Of the KV cache the engine takes it or not.
+        """
         stored = self.model.quantization
         scheme = settle_quantization(self.quantization, stored, self.dtype)
         object.__setattr__(self, "quantization", scheme)
-        if self.kv_dtype is None and stored and scheme == stored:
+        is_as_stored = self.model.kv_dtype is not None and stored and scheme == stored
+        if self.kv_dtype is None and is_as_stored and self.engine.resolve().follows_kv_scales:
             object.__setattr__(self, "kv_dtype", self.model.kv_dtype)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any
 
 from foretoken.domain import schema
@@ -190,9 +191,13 @@ def word(
     *,
     default: Any = None,
     aliases: Sequence[str] = (),
+    also: Mapping[Any, Any] = MappingProxyType({}),
 ) -> Link:
-    """Link a field with an option that has a word for each value; the default is left out."""
-    values = invert(words)
+    """Link a field with an option that has a word for each value; the default is left out.
+
+    `also` are further words by which values are read.
+    """
+    values = {**invert(words), **also}
     return Link(
         flags=(flag,),
         write=lambda it: {flag: words.get(getattr(it, name))},

@@ -295,7 +295,7 @@ _MEMORY_LINKS = (
         aliases=("kv-cache-free-gpu-memory-fraction", "free-gpu-memory-fraction"),
     ),
     _setting("has_prefix_caching", "kv_cache_config.enable_block_reuse", default=True),
-    word("kv_dtype", f"{_KV}.dtype", {DType.FP8: "fp8", DType.FP4: "nvfp4"}),
+    word("kv_dtype", f"{_KV}.dtype", {DType.FP8: "fp8", DType.FP4: "nvfp4"}, also={"auto": None}),
     # How fast blocks come back no setting says.
     Link(write=lambda it: {f"{_KV}.host_cache_size": it.host_bytes or None}),
 )

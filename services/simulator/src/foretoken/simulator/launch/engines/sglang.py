@@ -59,6 +59,10 @@ _EXCHANGES = {
     "deepep_normal": ("deepep", "normal"),
     "deepep_low_latency": ("deepep", "low_latency"),
 }
+# Formats of the KV cache: those that are written, and others that are read. Source: the choices of
+# `kv_cache_dtype` in `server_args.py`.
+_CACHES = {DType.FP8: "fp8_e4m3", DType.BF16: "bf16"}
+_MORE_CACHES = {"auto": None, "bfloat16": DType.BF16, "fp8_e5m2": DType.FP8}
 # Source: `swa_full_tokens_ratio` of the server's arguments.
 _WINDOW_TOKENS_RATIO = 0.8
 # It splits whatever can be split.
@@ -276,7 +280,7 @@ class SglangEngine(ServingEngine):
             ),
             value("memory_utilization_ratio", "mem-fraction-static", float, default=0.0),
             word("quantization", "quantization", QUANTIZED_AT_LOAD, default=""),
-            word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8_e4m3"}),
+            word("kv_dtype", "kv-cache-dtype", _CACHES, also=_MORE_CACHES),
             switch("has_prefix_caching", off="disable-radix-cache"),
             switch("has_graphs", off="disable-cuda-graph"),
             switch("has_priority_scheduling", "enable-priority-scheduling"),

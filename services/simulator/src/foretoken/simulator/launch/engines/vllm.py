@@ -70,6 +70,14 @@ _EXCHANGES = {
     "deepep_normal": "deepep_high_throughput",
     "deepep_low_latency": "deepep_low_latency",
 }
+# Formats of the KV cache: those that are written, and others that are read. Source: `CacheDType` of
+# `vllm/config/cache.py`.
+_CACHES = {DType.FP8: "fp8", DType.BF16: "bfloat16"}
+_MORE_CACHES = {
+    "auto": None,
+    "float16": DType.FP16,
+    **dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"), DType.FP8),
+}
 # Source: `dbo_decode_token_threshold` of `vllm/config/parallel.py`.
 _TWO_BATCH_TOKENS = 32
 # Source: `max_lora_rank` of `vllm/config/lora.py`.
@@ -252,7 +260,7 @@ class VllmEngine(ServingEngine):
             value("max_num_batched_tokens", "max-num-batched-tokens"),
             value("memory_utilization_ratio", "gpu-memory-utilization", float),
             word("quantization", "quantization", QUANTIZED_AT_LOAD, default="", aliases=("q",)),
-            word("kv_dtype", "kv-cache-dtype", {DType.FP8: "fp8"}),
+            word("kv_dtype", "kv-cache-dtype", _CACHES, also=_MORE_CACHES),
             switch("has_prefix_caching", "enable-prefix-caching", "no-enable-prefix-caching"),
             switch("has_graphs", off="enforce-eager"),
             value("prefill_interval", "prefill-schedule-interval", default=1),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.lowering.communication import expert_mesh
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.models.architecture import ModelArchitecture, all_models
+from foretoken.domain.models.architecture import ModelArchitecture, all_models, list_forms
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.options import (
     Fields,
@@ -67,16 +67,16 @@ IMAGE = "nvcr.io/nvidia/pytorch:25.09-py3"
 
 
 def find_presets(options: Options, known: OptionMap) -> list[str]:
-    """Return the presets whose geometry, as a map writes it, is that of options."""
+    """Return the presets, one of each model, whose geometry, as a map writes it, is of options."""
     given = {name: str(options[name]) for name in _GEOMETRY if name in options}
     given |= {name: str(options.get(name)) for name in _PARTS}
     found = []
     for name, model in all_models().items():
-        plain = TrainingScenario(model=model, device="h100_sxm", sequence_length=1)
-        written = known.write(LaunchedRun.of(plain))
+        run = LaunchedRun.of(TrainingScenario(model=model, device="h100_sxm", sequence_length=1))
+        written = known.write(run)
         if given == {key: str(written.get(key)) for key in given}:
-            found.append(name)
-    return found
+            found.append(list_forms(name)[0])
+    return sorted(set(found))
 
 
 def refuse_model(scenario: TrainingScenario, refusals: Refusals) -> None:
