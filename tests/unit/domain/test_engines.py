@@ -12,6 +12,24 @@ from foretoken.domain.hardware.device import all_devices, find_device
 _VLLM_VERSIONS = [f"0.{minor}" for minor in range(14, 32)]
 
 
+@pytest.mark.parametrize(
+    ("profile", "max_num_seqs", "last"),
+    [
+        # Between two sizes the largest batch that can come has a graph of its own.
+        ("trtllm-1.0", 13, (8, 13)),
+        ("trtllm-1.0", 16, (8, 16)),
+        ("trtllm-1.0", 2048, (1024, 2048)),
+        # Twice 13 tokens at most, of which 24 is the last size.
+        ("vllm-0.19", 13, (16, 24)),
+    ],
+)
+def test_the_largest_batch_is_captured_where_engines_say_so(
+    profile: str, max_num_seqs: int, last: tuple[int, int]
+) -> None:
+    found = EngineSpec(profile=profile, max_num_seqs=max_num_seqs).resolve(find_device("b200"))
+    assert last == found.graph_capture_sizes[-2:]
+
+
 @pytest.mark.parametrize("name", sorted(all_engines()))
 def test_every_profile_says_its_source(name: str) -> None:
     """A rule without a source cannot be checked."""

@@ -37,6 +37,15 @@ def test_rows_are_read_with_their_layouts() -> None:
     assert ("llama-3.1-8b", "gpt-oss-120b") == (_RUNS[0].model, _RUNS[1].model)
 
 
+def test_requests_of_many_replicas_are_counted_for_one() -> None:
+    """416 at a time on all, of which a batch of 13 ran on each; 26 with two ranks of attention."""
+    row = _ROWS[0].replace("a_c64_", "a_c416_").replace("fp8,fp8,64", "fp8,fp8,13")
+    two = row.replace("13,2,1,,1,1", "13,2,1,2,1,1")
+    one_of_many, of_two_ranks = read_published(f"{_COLUMNS}\n{row}\n{two}".encode())
+    assert (13, 1) == (one_of_many.concurrency, one_of_many.dp)
+    assert 2 * 13 == of_two_ranks.concurrency
+
+
 def test_throughput_is_that_of_a_full_loop() -> None:
     """64 requests at a time, each 200 + 999 x 20 ms, on two GPUs."""
     assert 64 * 1000 / (0.2 + 999 * 0.02) / 2 == pytest.approx(_RUNS[0].output_tps_per_gpu)

@@ -144,9 +144,10 @@ class EngineProfile:
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
     every request decodes, `piecewise` around the attention; `graph_mode` names those in use,
     joined by a plus sign, or `none`), up to `graph_tokens_per_seq` tokens for each of
-    `max_num_seqs` (0: all of them). The residual addition runs inside the norm kernel with
-    `fuses_add_norm`, both inside the all-reduce before it with `fuses_all_reduce_norm`, where
-    `frameworks/all_reduce_norm.py` says so.
+    `max_num_seqs` (0: all of them), and so many, too, with `captures_largest` where a size is
+    larger. The residual addition runs inside the norm kernel with `fuses_add_norm`, both inside the
+    all-reduce before it with `fuses_all_reduce_norm`, where `frameworks/all_reduce_norm.py` says
+    so.
 
     Experts: engines in lock step hand tokens to them by `expert_exchange`, one of
     `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as their load says, with
@@ -206,6 +207,7 @@ class EngineProfile:
     graph_mode: str = "none"
     graph_capture_sizes: tuple[int, ...] = ()
     graph_tokens_per_seq: int = 0
+    captures_largest: bool = False
     fuses_add_norm: bool = True
     fuses_all_reduce_norm: bool = False
     expert_exchange: str = "all_gather"
@@ -444,7 +446,9 @@ def _captured(profile: EngineProfile) -> tuple[int, ...]:
     most = profile.max_num_batched_tokens
     if profile.graph_tokens_per_seq:
         most = min(most, profile.graph_tokens_per_seq * profile.max_num_seqs)
-    return tuple(size for size in profile.graph_capture_sizes if size <= most)
+    sizes = tuple(size for size in profile.graph_capture_sizes if size <= most)
+    is_cut = len(sizes) < len(profile.graph_capture_sizes) and most not in sizes
+    return (*sizes, most) if profile.captures_largest and is_cut else sizes
 
 
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")

@@ -89,7 +89,7 @@ def _read_rows(rows: Iterable[Mapping[str, str]]) -> Iterator[PublishedRun]:
     for row in rows:
         if row["mode"] != _AGGREGATED or not (row["silicon_ttft_ms"] and row["silicon_tpot_ms"]):
             continue
-        found = _CONCURRENCY.search(row["id"])
+        layout = _read_layout(row)
         yield PublishedRun(
             name=row["id"],
             model=_name_model(row["model_path"]),
@@ -97,8 +97,8 @@ def _read_rows(rows: Iterable[Mapping[str, str]]) -> Iterator[PublishedRun]:
             engine=row["backend"],
             version=row["backend_version"],
             formats=(row["gemm_quant_mode"], row["moe_quant_mode"]),
-            **_read_layout(row),
-            concurrency=int(found[1]) if found else _read_count(row["batch_size"]),
+            **layout,
+            concurrency=_read_concurrency(row, layout["dp"]),
             input_tokens=_read_count(row["isl"]),
             output_tokens=_read_count(row["osl"]),
             ttft_ms=float(row["silicon_ttft_ms"]),
@@ -122,6 +122,18 @@ def _read_layout(row: Mapping[str, str]) -> dict[str, int]:
         if dp > 1
         else {"tp": tp, "dp": 1, "pp": pp, "ep": ep}
     )
+
+
+def _read_concurrency(row: Mapping[str, str], dp: int) -> int:
+    """Return how many requests ran at a time on one replica: a batch for each rank of attention.
+
+    The name has those of all replicas together, of which a run may have had many.
+    """
+    named = _CONCURRENCY.search(row["id"])
+    counts = [int(named[1])] if named else []
+    if row["batch_size"]:
+        counts.append(_read_count(row["batch_size"]) * dp)
+    return min(counts, default=1)
 
 
 def _read_count(text: str) -> int:
