@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import Feasibility, Percentiles, ServingReport
 from foretoken.simulator.validation.published_comparison import (
@@ -58,6 +59,30 @@ def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
     short = replace(run, input_tokens=512)
     assert 8192 == scenario_of_published(short).engine.max_num_batched_tokens
     assert 0 == scenario_of_published(_RUNS[0]).engine.max_num_batched_tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "formats", "preset", "quantization"),
+    [
+        # Blocks that a row calls by their width, and experts alone.
+        ("minimax-m2.5", ("fp8", "fp8"), "minimax-m2.5", "fp8_block"),
+        ("kimi-k2.5-int4", ("int4_wo", "int4_wo"), "kimi-k2.5-int4", "experts=int4_wo_g32"),
+        ("gpt-oss-120b", ("nvfp4", "nvfp4"), "gpt-oss-120b", "mxfp4"),
+        # Checkpoints in other formats that have presets.
+        ("kimi-k2.5-int4", ("nvfp4", "nvfp4"), "kimi-k2.5-nvfp4", "nvfp4"),
+        ("minimax-m2.5", ("nvfp4", "nvfp4"), "minimax-m2.5-nvfp4", "experts=nvfp4"),
+        ("glm-5", ("fp8", "fp8_block"), "glm-5-fp8", "fp8_block"),
+        # Those that have none, and models stored in 16 bits.
+        ("deepseek-v3", ("nvfp4", "nvfp4"), "deepseek-v3", "nvfp4"),
+        ("llama-3.1-70b", ("fp8", "fp8"), "llama-3.1-70b", "fp8"),
+        ("llama-3.1-70b", ("", ""), "llama-3.1-70b", ""),
+    ],
+)
+def test_servers_run_checkpoints_as_they_are_stored(
+    model: str, formats: tuple[str, str], preset: str, quantization: str
+) -> None:
+    scenario = scenario_of_published(replace(_RUNS[0], model=model, formats=formats))
+    assert (find_model(preset), quantization) == (scenario.model, scenario.quantization)
 
 
 @pytest.mark.parametrize(

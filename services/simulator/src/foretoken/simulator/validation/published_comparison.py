@@ -5,14 +5,15 @@ how many requests ran at a time. The rest is the engine's default, but for what 
 InferenceMAX say, from whose database most of these runs are.
 """
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import EngineSpec, all_engines, find_engine
-from foretoken.domain.models.architecture import find_model
-from foretoken.domain.models.quantization import all_quantizations
+from foretoken.domain.models.architecture import ModelArchitecture, all_models, find_model
+from foretoken.domain.models.quantization import PARTS, all_quantizations, find_quantization
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
@@ -26,6 +27,9 @@ NUM_ROUNDS = 10
 # InferenceMAX, benchmarks/single_node/dsr1_fp8_h200_trt.sh.
 _LEAST_STEP_TOKENS = 8192
 _STEP_TOKENS_UNIT = 64
+# What presets of one model in several formats end with, and the schemes in a quantisation's name.
+_FORMAT_END = re.compile(r"-(int4|fp8|nvfp4)$")
+_SCHEME = re.compile(r"(?:^|=)([^=+]+)(?=\+|$)")
 Simulate = Callable[[ServingScenario], ServingReport]
 
 
@@ -75,13 +79,12 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
         ForetokenError: its model, device or engine is not known here.
 
     """
-    model = find_model(run.model)
-    schemes = [name for name in reversed(run.formats) if name in all_quantizations()]
+    model, quantization = _find_checkpoint(run)
     return ServingScenario(
         name=run.name,
         model=model,
         device=run.device,
-        quantization=schemes[0] if schemes else "",
+        quantization=quantization,
         layout=ParallelLayout(
             tp=run.tp, pp=run.pp, dp=run.dp, ep=run.ep, attention_dp=run.dp > 1 and run.ep == 1
         ),
@@ -103,6 +106,28 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
             decode=draw_lengths(run.output_tokens, run.shortest_ratio),
         ),
     )
+
+
+def _find_checkpoint(run: PublishedRun) -> tuple[ModelArchitecture, str]:
+    """Return the checkpoint that ran, and in what it was quantised where it is not stored so.
+
+    Rows say of formats how wide they are: `fp8` of scaled blocks, too, and of all parts of a model
+    what only its experts have. Servers run checkpoints as they are stored.
+    """
+    model = find_model(run.model)
+    named = [name for name in reversed(run.formats) if name in all_quantizations()]
+    if not named:
+        return model, ""
+    other = f"{_FORMAT_END.sub('', run.model)}-{named[0].partition('_')[0]}"
+    if other in all_models() and named[0] in _SCHEME.findall(find_model(other).quantization):
+        return find_model(other), ""
+    return model, "" if _widths(model.quantization) & _widths(named[0]) else named[0]
+
+
+def _widths(scheme: str) -> set[int]:
+    """Return in how many whole bits a scheme stores weights that it does not leave as they are."""
+    stored = find_quantization(scheme)
+    return {int(stored.weight_of(part).bits) for part in PARTS} - {0}
 
 
 def draw_lengths(longest: int, shortest_ratio: float) -> LengthSpec:
