@@ -407,6 +407,7 @@ def test_the_shared_tables_are_read_whole(shared_data: Path) -> None:
     root = shared_data / "aiconfigurator" / "systems"
     present = {
         path.relative_to(root).as_posix(): parquet.read_metadata(path).num_rows
+        - _count_untrue(path)
         for path in root.rglob("*.parquet")
     }
     plan = read_plan(root)
@@ -420,6 +421,14 @@ def test_the_shared_tables_are_read_whole(shared_data: Path) -> None:
     assert unread == _num_tables_without_operator(plan.notes)
     # What there is an operator for is read wherever it stands.
     assert set() == unread.keys() & FAMILIES.keys()
+
+
+def _count_untrue(path: Path) -> int:
+    """Return how many rows of a file name a kernel that they did not time."""
+    if path.stem != "moe_perf":
+        return 0
+    kernels = parquet.read_table(path, columns=["kernel_source"])["kernel_source"]
+    return kernels.to_pylist().count("vllm_marlin_int4_moe")
 
 
 def _num_tables_without_operator(notes: Iterable[str]) -> Counter[str]:

@@ -96,6 +96,11 @@ def test_an_unknown_device_says_how_to_add_it(tmp_path: Path) -> None:
         ("gemm_perf", {**GEMM, "gemm_dtype": "awq"}, "gemm_dtype 'awq' is unknown here"),
         ("moe_perf", {**MOE, "distribution": "eplb"}, "distribution 'eplb' is unknown here"),
         ("moe_perf", {**MOE, "moe_dtype": "w1a1"}, "moe_dtype 'w1a1' is unknown here"),
+        (
+            "moe_perf",
+            {**MOE, "moe_dtype": "int4_wo", "kernel_source": "vllm_marlin_int4_moe"},
+            "kernel 'vllm_marlin_int4_moe' is not the one it names",
+        ),
         ("nccl_perf", {**NCCL, "op_name": "gather"}, "gather in 'half' is unknown here"),
         (
             "context_attention_perf",

@@ -74,7 +74,7 @@ def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
         ("glm-5", ("fp8", "fp8_block"), "glm-5-fp8", "fp8_block"),
         # Those that have none, and models stored in 16 bits.
         ("deepseek-v3", ("nvfp4", "nvfp4"), "deepseek-v3", "nvfp4"),
-        ("llama-3.1-70b", ("fp8", "fp8"), "llama-3.1-70b", "fp8"),
+        ("qwen3-32b", ("fp8", "fp8"), "qwen3-32b", "fp8"),
         ("llama-3.1-70b", ("", ""), "llama-3.1-70b", ""),
     ],
 )

@@ -119,8 +119,10 @@ def _find_checkpoint(run: PublishedRun) -> tuple[ModelArchitecture, str]:
     if not named:
         return model, ""
     other = f"{_FORMAT_END.sub('', run.model)}-{named[0].partition('_')[0]}"
-    if other in all_models() and named[0] in _SCHEME.findall(find_model(other).quantization):
-        return find_model(other), ""
+    if other in all_models():
+        stored = _SCHEME.findall(find_model(other).quantization)
+        if named[0] in [name.removesuffix("_static") for name in stored]:
+            return find_model(other), ""
     return model, "" if _widths(model.quantization) & _widths(named[0]) else named[0]
 
 

@@ -204,6 +204,12 @@ def _level(counts: Counts, missing: Counts, most: int) -> Counts:
     return np.asarray(raised + (can_rise & (np.cumsum(can_rise, axis=1) <= left[:, None])))
 
 
+# The name under which the collector for vLLM 0.19 logged calls of `fused_experts` with weights in 4
+# bits, which are Triton's. vLLM runs Marlin's wherever it takes a layer, whose tables (vLLM 0.24
+# and 0.25, SGLang 0.5.10 and 0.5.14) agree within a tenth and take half to a fifth of the time.
+# Source: ai-dynamo/aiconfigurator, collector/vllm (int4_w4a16_moe_quant_config); vLLM 0.16 to 0.19,
+# quantization/compressed_tensors/compressed_tensors_moe.py.
+_NOT_MARLIN = "vllm_marlin_int4_moe"
 # How TensorRT-LLM's kernels say that the experts have no gate.
 _UNGATED = "_nongated"
 # (hidden, top_k, experts) of models without gates, the Nemotron 3 family. Other engines' rows do
@@ -237,6 +243,8 @@ def read_moe(table: PerfTable) -> Iterator[Points]:
 
 
 def _describe(said: Mapping[str, str]) -> Circumstances | str:
+    if said["kernel_source"] == _NOT_MARLIN:
+        return f"kernel {_NOT_MARLIN!r} is not the one it names, nor the one that vLLM runs"
     scheme = split_scheme(said["moe_dtype"])
     if scheme is None:
         return f"moe_dtype {said['moe_dtype']!r} is unknown here"
