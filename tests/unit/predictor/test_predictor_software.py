@@ -49,6 +49,37 @@ def test_measured_software_is_told_from_the_one_in_mind(
     assert expected == parse_software(asked).relate(have, operator)
 
 
+@pytest.mark.parametrize(
+    ("have", "dtype", "variant", "expected"),
+    [
+        ("sglang 0.5.14", "bf16", "", Relation.LIBRARY),
+        ("sglang 0.5.14", "fp16", "", Relation.LIBRARY),
+        # Its own kernels in 8 bit, and of weights of few bits.
+        ("sglang 0.5.14", "fp8", "", Relation.OTHER),
+        ("sglang 0.5.14", "bf16", "quant=int4_wo", Relation.OTHER),
+        ("vllm 0.24.0", "bf16", "", Relation.OTHER),
+        ("trtllm 1.3.0", "bf16", "", Relation.OTHER),
+    ],
+)
+def test_products_in_16_bit_that_are_measured_as_pytorchs_count_as_its(
+    have: str, dtype: str, variant: str, expected: Relation
+) -> None:
+    assert expected == parse_software("pytorch").relate(have, "gemm", dtype, variant)[0]
+
+
+def test_products_measured_as_pytorchs_answer_before_more_rows_of_others(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """They are of some version of it."""
+    service = make_predictor([*_gemms(1.5, "sglang", "0.5.14", 24), *_gemms(2.0, "vllm", "0.24.0")])
+    train(service)
+    found = _ask(service, preferred_framework="pytorch")
+    assert [1.5] == _slowdowns(found)
+    assert "" == found.other_framework
+    doubt_log = software_doubt_log(Relation.VERSION, find_operator("gemm"), "bf16", "")
+    _assert_wider(found, _ask(service, framework="sglang 0.5.14"), doubt_log)
+
+
 def test_own_rows_answer_before_more_rows_of_others(
     make_predictor: MakePredictor, train: Train
 ) -> None:

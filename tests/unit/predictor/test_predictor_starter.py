@@ -126,6 +126,24 @@ def test_own_measurements_come_first(
     assert _latency_us(reply) == pytest.approx(_latency_us(again))
 
 
+@pytest.mark.parametrize(
+    ("asked", "is_starter"),
+    [("pytorch", True), ("sglang 0.5.14", True), ("sglang 0.5.20", True), ("trtllm", False)],
+)
+def test_of_quite_another_software_own_measurements_come_after_its_own(
+    make_service: MakeService,
+    train: Callable[..., PredictorTrainingReport],
+    asked: str,
+    is_starter: bool,
+) -> None:
+    """SGLang's products in 16 bit were measured as PyTorch's; TensorRT-LLM's nowhere."""
+    service = make_service(gemm_rows(framework="vllm", framework_version="0.24.0"))
+    train(service)
+    reply = _ask(service, preferred_framework=asked)
+    assert is_starter == ("sglang 0.5.14) of the starter" in reply.tables[0].basis)
+    assert is_starter == (_latency_us(reply) == pytest.approx(_SGLANG_US, rel=0.01))
+
+
 @pytest.mark.parametrize(("kernel", "is_starter"), [("wmma", False), ("cutlass", True)])
 def test_of_other_code_own_measurements_come_first(
     make_service: MakeService,

@@ -283,10 +283,10 @@ def _relate(found: Sequence[SeriesHead], wanted: Wanted) -> Iterator[Choice]:
         head = max(defaults, key=_version) if defaults else max(united or alike, key=_num_points)
         yield Choice(head, is_other_code=is_other_kernel or bool(wanted.framework))
         return
-    others = []
+    others, software = [], parse_software(wanted.software)
     for head in named:
         key = head.key
-        relation, apart = parse_software(wanted.software).relate(key.framework, key.operator)
+        relation, apart = software.relate(key.framework, key.operator, key.dtype, key.variant)
         if relation is Relation.OTHER:
             others.append(head)
             continue

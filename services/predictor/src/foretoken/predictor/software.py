@@ -20,13 +20,19 @@ DEFAULT_SOFTWARE = "vllm"
 # All stacks call NCCL for their collectives, but serving engines sum with kernels of their own.
 _NCCL, _ALL_REDUCE = "nccl", "all_reduce"
 _HAVE_OWN_ALL_REDUCE = frozenset({"vllm", "sglang", "trtllm"})
+# Whose plain matrix products in 16 bit were measured as another software's own ones: SGLang's are
+# torch.nn.functional.linear of random values, which is what PyTorch runs. Of others vLLM's weights
+# are not filled, and devices take less power, so are faster, for values that are alike;
+# TensorRT-LLM's are of a layer of its own. Source: ai-dynamo/aiconfigurator, collector/{sglang,
+# vllm,trtllm}/collect_gemm.py, and kernel_source of the rows (sglang_torch_linear).
+_GEMM, _MEASURED_AS = "gemm", {"sglang": "pytorch"}
 
 
 class Relation(enum.IntEnum):
     """What measured software is to the one asked for, the nearest first.
 
-    A library is what the software asked for calls itself: as good as its own measurements, where it
-    has none.
+    A library is what the software asked for calls itself, whoever measured it: as good as its own
+    measurements, where it has none.
     """
 
     SAME = 0
@@ -59,7 +65,9 @@ class Software:
     first: _Version = ()
     last: _Version = ()
 
-    def relate(self, have: str, operator: str) -> tuple[Relation, _Version]:
+    def relate(
+        self, have: str, operator: str, dtype: str = "", variant: str = ""
+    ) -> tuple[Relation, _Version]:
         """Return what software that measured an operator is to this one, and how far its version.
 
         Without a name or a version nothing says that it is another.
@@ -68,7 +76,8 @@ class Software:
         if not other.name:
             return Relation.SAME, ()
         if other.name != self.name:
-            return (Relation.LIBRARY if self._calls(other, operator) else Relation.OTHER), ()
+            calls = self._calls(other, operator) or self._ran_as(other, operator, dtype, variant)
+            return (Relation.LIBRARY if calls else Relation.OTHER), ()
         if not (self.first and other.first):
             return Relation.SAME, ()
         apart = self._versions_apart(other.first)
@@ -78,6 +87,11 @@ class Software:
         """Tell whether this software runs an operator by another's library."""
         has_own = operator == _ALL_REDUCE and self.name in _HAVE_OWN_ALL_REDUCE
         return library.name == _NCCL and not has_own
+
+    def _ran_as(self, other: "Software", operator: str, dtype: str, variant: str) -> bool:
+        """Tell whether what another software measured is how this one runs an operator."""
+        is_plain = operator == _GEMM and dtype in _16_BIT and not variant
+        return is_plain and _MEASURED_AS.get(other.name) == self.name
 
     def _versions_apart(self, have: _Version) -> _Version:
         """Return how far a version is from the range, part by part: major, minor, micro."""
@@ -90,11 +104,15 @@ class Software:
 
 
 def software_doubt_log(relation: Relation, spec: OperatorSpec, dtype: str, variant: str) -> float:
-    """Return the further uncertainty about an operator's times of software of such a relation."""
+    """Return the further uncertainty about an operator's times of software of such a relation.
+
+    Products of a library are those of some version of it.
+    """
     version, other = _APART.get(spec.group, _APART["attention"])[bool(variant)]
-    if spec.name == "gemm" and not variant and dtype in _16_BIT:
+    if spec.name == _GEMM and not variant and dtype in _16_BIT:
         version, other = _GEMM_16_BIT_APART
-    widths = {Relation.VERSION: version, Relation.OTHER: other}
+    library = 1.0 if spec.is_collective else version
+    widths = {Relation.VERSION: version, Relation.LIBRARY: library, Relation.OTHER: other}
     return math.log(widths.get(relation, 1.0))
 
 

@@ -9,7 +9,7 @@ from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.roofline import Target
-from foretoken.predictor.software import parse_software, software_doubt_log
+from foretoken.predictor.software import Relation, parse_software, software_doubt_log
 from foretoken.predictor.transfer.own_points import MIN_POINTS
 from foretoken.predictor.transfer.siblings import (
     SIBLING_DOUBT_LOG,
@@ -82,11 +82,11 @@ def find_sources(
     """Return the sources that may answer, the one expected to err least first.
 
     That is the device's own one alone where it is sure. Else those of other measurements come with
-    it: of a starter catalog, of the same chip in another product. A starter's never stand in for
-    own measurements of other software, nor for sure ones of other code where it has no nearer; and
-    where own ones are sure another product's stand in only if it ran software nearer to what was
-    asked. Links are not those of the chip, so a collective has no source elsewhere; inside a node
-    `target_linked_alike` may know one.
+    it: of a starter catalog, of the same chip in another product. For own measurements of other
+    software a starter's stand in only if they are of the software asked for or its library's, for
+    sure ones of other code only if it has nearer; and where own ones are sure another product's
+    stand in only if it ran software nearer to what was asked. Links are not those of the chip, so a
+    collective has no source elsewhere; inside a node `target_linked_alike` may know one.
     """
 
     def doubt_log(source: Source) -> float:
@@ -97,7 +97,7 @@ def find_sources(
     own = [item for item in found if _is_own(item.choice)] or _of_home(found)
     is_sure = bool(own) and own[0].is_sure
     if own and _is_else(own[0].choice):
-        found, layers = own, layers[:1]
+        found, layers = [*_nearer_than(own[0].choice, found), *own], layers[:1]
     elif is_sure:
         return own[:1]
     if spec.is_collective:
@@ -164,6 +164,15 @@ def _is_else(choice: Choice) -> bool:
     return choice.is_other_code or bool(choice.other_framework)
 
 
+def _nearer_than(own: Choice, found: Sequence[Source]) -> Iterator[Source]:
+    """Yield a starter's sources of the software asked for where own ones are of quite another."""
+    for source in found:
+        choice = source.choice
+        is_of_it = not choice.is_other_code and choice.software < Relation.OTHER
+        if choice.head.origin and is_of_it and own.software is Relation.OTHER:
+            yield source
+
+
 def _ran_nearer(
     layers: Sequence[ModelSet],
     spec: OperatorSpec,
@@ -175,7 +184,8 @@ def _ran_nearer(
     software = parse_software(wanted.software)
     names = (name for layer in layers for name in layer.frameworks_of((spec.name, device.name)))
     own = choice.software, choice.versions_apart
-    return any(software.relate(name, spec.name) < own for name in names)
+    dtype = choice.head.key.dtype
+    return any(software.relate(name, spec.name, dtype, wanted.variant) < own for name in names)
 
 
 def _on(
