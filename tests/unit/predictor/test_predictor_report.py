@@ -14,7 +14,7 @@ from foretoken.domain.results.report import (
 )
 from foretoken.predictor.report.charts import coverage_by_chance
 from foretoken.predictor.report.page import render_page
-from foretoken.predictor.report.scoring import (
+from foretoken.predictor.scoring import (
     SPLITS,
     HeldOut,
     merge_reports,

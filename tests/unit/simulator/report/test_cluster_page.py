@@ -14,9 +14,9 @@ from foretoken.domain.results.report import (
     ServingReport,
 )
 from foretoken.page.section import Section
+from foretoken.simulator.perfetto import serving_trace
 from foretoken.simulator.report.page import render_page, serving_sections
 from foretoken.simulator.report.serving_cluster import cluster_sections
-from foretoken.simulator.report.trace import serving_trace
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.step_cost import StepAccount
 from foretoken.simulator.serving.tables import build_tables

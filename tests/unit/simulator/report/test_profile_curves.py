@@ -14,13 +14,13 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.domain.ports import ModelVersion
+from foretoken.simulator.measured_curves import FittedCurve, fit_curves, read_curves
 from foretoken.simulator.report.profile_curves import (
     profile_sections,
     rate_unit,
     render_profile,
     write_profile_figure,
 )
-from foretoken.simulator.report.profile_groups import FittedCurve, fit_curves, read_curves
 from foretoken.wire.arrow import rows_to_table
 
 _GIB = 2**30

@@ -5,7 +5,7 @@ import json
 from training_examples import build_training, infeasible_training, span_columns
 
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.simulator.report.trace import training_trace
+from foretoken.simulator.perfetto import training_trace
 
 
 def test_every_span_is_an_event_in_microseconds() -> None:

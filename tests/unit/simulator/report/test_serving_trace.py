@@ -12,7 +12,7 @@ from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines
 
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.report.trace import serving_trace
+from foretoken.simulator.perfetto import serving_trace
 from foretoken.simulator.serving.tables import build_tables
 
 _SCENARIO = ServingScenario(model=find_model("llama-3-8b"), device="h100_sxm")

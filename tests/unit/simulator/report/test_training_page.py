@@ -18,7 +18,7 @@ from foretoken.simulator.report import training_detail
 from foretoken.simulator.report.page import render_page, training_sections
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.question import list_remarks, scenario_section
-from foretoken.simulator.report.training_streams import (
+from foretoken.simulator.training.stream_spans import (
     assign_lanes,
     measure_streams,
     pick_stages,

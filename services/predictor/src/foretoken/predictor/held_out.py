@@ -11,7 +11,7 @@ from foretoken.predictor.intervals.calibration import HeldOutErrors, held_out_bo
 from foretoken.predictor.intervals.holdout import SplitKind
 from foretoken.predictor.regression.cross_validation import Unseen
 from foretoken.predictor.regression.series_regressor import mix
-from foretoken.predictor.report.scoring import HeldOut, report_series
+from foretoken.predictor.scoring import HeldOut, report_series
 from foretoken.predictor.training_rows import SeriesKey
 
 _SPLIT_NAMES = {

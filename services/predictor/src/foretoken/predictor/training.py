@@ -18,7 +18,7 @@ from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, newest_heads, own_heads
 from foretoken.predictor.model_store import StoredSeries, store_series
 from foretoken.predictor.packed_model import pack_model, pack_points
-from foretoken.predictor.report.scoring import merge_reports
+from foretoken.predictor.scoring import merge_reports
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import train_transfers
 from foretoken.predictor.transfer.device_transfer import (

@@ -40,7 +40,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.measurement import MeasuredSubject
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.ports import TrainRequest
-from foretoken.simulator.report.profile_groups import FittedCurve, fit_curves, read_curves
+from foretoken.simulator.measured_curves import FittedCurve, fit_curves, read_curves
 from foretoken.wire.arrow import read_table
 
 app = typer.Typer(

@@ -176,7 +176,7 @@ def _write_tables(read: Callable[[str], ArrowStream], paths: Mapping[str, Path])
 
 
 def _trace_serving(read: Callable[[str], ArrowStream]) -> object:
-    from foretoken.simulator.report.trace import serving_trace
+    from foretoken.simulator.perfetto import serving_trace
     from foretoken.wire.arrow import read_table
 
     return serving_trace(*(read_table(read(name)) for name in ("steps", "requests")))
@@ -241,7 +241,7 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
         if heat_map is not None:
             _write_heat_map(heat_map, report)
         if trace is not None:
-            from foretoken.simulator.report.trace import training_trace
+            from foretoken.simulator.perfetto import training_trace
 
             _write_trace(trace, training_trace(report))
         leave_unless(report.feasibility.is_feasible)

@@ -9,7 +9,7 @@ from foretoken.domain.results.report import OperatorTrainingReport, SplitScore
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import BLUE, GREEN, ORANGE, VERMILION, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
-from foretoken.predictor.report.scoring import resample_errors
+from foretoken.predictor.scoring import resample_errors
 
 NOMINAL_COVERAGE_RATIO = 0.9
 _CONFIDENCE = 0.95

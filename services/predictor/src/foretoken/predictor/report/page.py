@@ -23,7 +23,7 @@ from foretoken.predictor.report.charts import (
     members_chart,
     operators_chart,
 )
-from foretoken.predictor.report.scoring import merge_splits
+from foretoken.predictor.scoring import merge_splits
 
 # Rows of a picture, and cases of the last table; the report as JSON has all.
 _PICTURED_MAX = 40

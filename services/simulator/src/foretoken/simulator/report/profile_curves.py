@@ -13,7 +13,7 @@ from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.html import render_sections
 from foretoken.page.picture import write_picture
 from foretoken.page.section import Section
-from foretoken.simulator.report.profile_groups import CurveKey, FittedCurve, MeasuredCurve
+from foretoken.simulator.measured_curves import CurveKey, FittedCurve, MeasuredCurve
 
 # More panels than this nobody looks at; the table has all curves.
 MAX_PANELS = 24

@@ -26,7 +26,7 @@ from foretoken.simulator.report.palette import (
     groups_chart,
     provenance_chart,
 )
-from foretoken.simulator.report.training_streams import (
+from foretoken.simulator.training.stream_spans import (
     SpanArrays,
     kind_label,
     measure_streams,

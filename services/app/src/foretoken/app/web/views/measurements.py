@@ -21,8 +21,8 @@ from foretoken.domain.measurements.measurement import CheckRequest, MeasurementF
 from foretoken.domain.operators.spec.operator import all_operators, find_operator
 from foretoken.page.block import Block, Column, Figures, Scalar, Section, Table, Text, Value
 from foretoken.page.html import render_blocks
+from foretoken.simulator.measured_curves import MeasuredCurve, fit_curves, read_curves
 from foretoken.simulator.report.profile_curves import MAX_PANELS, render_profile
-from foretoken.simulator.report.profile_groups import MeasuredCurve, fit_curves, read_curves
 from foretoken.wire.arrow import read_table
 
 _EXAMPLE: Final = {

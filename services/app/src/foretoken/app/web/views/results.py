@@ -18,7 +18,7 @@ from foretoken.domain.errors import InvalidRequestError, UnknownJobError
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport, KeptResult
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.simulator.report.trace import serving_trace, training_trace
+from foretoken.simulator.perfetto import serving_trace, training_trace
 from foretoken.simulator.results import name_result
 from foretoken.wire.arrow import read_table
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from foretoken.domain.results.training_report import SPAN_KINDS, MemoryColumns, TrainingReport
 from foretoken.domain.units import GIB, US_PER_MS, US_PER_S
-from foretoken.simulator.report.training_streams import (
+from foretoken.simulator.training.stream_spans import (
     SpanArrays,
     assign_lanes,
     pick_lanes,
