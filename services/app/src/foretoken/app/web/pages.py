@@ -26,7 +26,6 @@ from foretoken.app.web.views import (
     results,
     strategies,
     validate,
-    validate_training,
     validated,
 )
 from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit
@@ -80,10 +79,10 @@ VIEWS: Mapping[str, View] = {
     "GET /catalog/imports/{job}/state": imports.send_state,
     "POST /catalog/imports/{job}/cancel": imports.cancel,
     "POST /catalog/imports/{job}/resume": imports.resume,
-    "GET /validate": validate.show,
-    "POST /validate": validate.compare,
-    "GET /validate/training": validate_training.show,
-    "POST /validate/training": validate_training.compare,
+    "GET /validate": validate.FORMS["serving"].show,
+    "POST /validate": validate.FORMS["serving"].post,
+    "GET /validate/training": validate.FORMS["training"].show,
+    "POST /validate/training": validate.FORMS["training"].post,
     "GET /validate/{name}": validated.show,
     "GET /validate/{name}/report": validated.send_report,
     "GET /validate/{name}/measured": validated.send_measured,

@@ -10,16 +10,18 @@ from foretoken.page.block import Column, Table, Value
 from foretoken.page.section import Section
 from foretoken.simulator.report.question import request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
+    DEVICE,
+    NAME,
     PLACE,
     Row,
     best_of_layouts,
-    bound_columns,
     candidate_rows,
     describe_replicas,
     describe_tied,
     explain_names,
     find_closest,
     qualified_rows,
+    ranking_table,
 )
 from foretoken.simulator.report.search_finalists import finalist_sections
 from foretoken.simulator.report.search_fronts import fronts_section
@@ -37,7 +39,6 @@ _CLOSEST = (
     Column.words("why not", "reason"),
     Column.words("what helps", "remedy"),
 )
-_NAME, _DEVICE = Column.words("deployment", "name"), Column.words("device")
 # More ties than this are counted.
 _MAX_TIES = 5
 
@@ -64,7 +65,7 @@ def search_sections(report: ServingSearchReport) -> list[Section]:
                 "Output tokens/s per GPU of the best deployment",
                 report.sensitivities,
                 report.best,
-                [Column.of(name) for name in (_THROUGHPUT, *_LATENCIES)],
+                OF_CHANGES,
             )
         )
     seed = json.loads(report.request_json or "{}").get("scenario", {}).get("seed", 0)
@@ -138,26 +139,8 @@ def _ranking(ranked: Sequence[Row]) -> Section:
             "replicas stand before the plus sign, decode replicas behind. "
             + explain_names(row["name"] for row in shown)
         ),
-        table=Table.of(shown, *_ranking_columns(ranked)),
+        table=ranking_table(shown),
     )
-
-
-def _ranking_columns(ranked: Sequence[Row]) -> list[Column]:
-    """Return the columns; the device and the price only where they tell rows apart."""
-    columns = [_NAME, PLACE]
-    if len({row["device"] for row in ranked}) > 1:
-        columns.append(_DEVICE)
-    columns.append(Column.of("num_devices"))
-    if any(row["num_idle_devices"] for row in ranked):
-        columns.append(Column(title="idle GPUs", name="num_idle_devices"))
-    columns.append(Column.of(_THROUGHPUT))
-    columns += bound_columns(
-        _THROUGHPUT, lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"])
-    )
-    columns += [Column.of(name) for name in ("tps_per_user", *_LATENCIES)]
-    if any(row[_COST] > 0 for row in ranked):
-        columns.append(Column.of(_COST))
-    return columns
 
 
 def _costs(ranked: Sequence[Row]) -> Section:
@@ -170,5 +153,5 @@ def _costs(ranked: Sequence[Row]) -> Section:
             "The cheapest of each layout by its output tokens; devices only, as priced in the "
             "request."
         ),
-        table=Table.of(best_of_layouts(ordered), _NAME, _DEVICE, *figures, PLACE),
+        table=Table.of(best_of_layouts(ordered), NAME, DEVICE, *figures, PLACE),
     )

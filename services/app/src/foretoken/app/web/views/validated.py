@@ -1,9 +1,9 @@
 """One comparison with a measured run that is kept: its page, its file, and a calibration of it."""
 
+from foretoken.app.web.measured_file import CALIBRATE, CORRECTION
 from foretoken.app.web.validations import find_validation, forget_validation, read_validation
 from foretoken.app.web.views.results import send_page
-from foretoken.app.web.views.validate import CALIBRATE, CORRECTION, compare_run
-from foretoken.app.web.views.validate_training import compare_steps
+from foretoken.app.web.views.validate import FORMS
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit
 
 
@@ -39,5 +39,5 @@ def calibrate(visit: Visit) -> Redirect:
     found = find_validation(visit, visit.place["name"])
     files = read_validation(visit, found)
     given = {**files.form, CALIBRATE: "on", CORRECTION: visit.posted.get(CORRECTION, "")}
-    compared = compare_run if found.kind == "serving" else compare_steps
-    return Redirect(f"/validate/{compared(visit, given, files.measured).name}")
+    compared = FORMS[found.kind].compare(visit, given, files.measured)
+    return Redirect(f"/validate/{compared.name}")
