@@ -18,7 +18,7 @@ def test_calls_alone_and_in_a_table_have_the_same_neighbours(num_axes: int) -> N
     The first calls are compared with every point, later ones looked up in a tree.
     """
     places = _grid(num_axes, 6)
-    calls = np.concatenate([places, (places[:-1] + places[1:]) / 2])
+    calls = np.concatenate([places, (places[:-1] + places[1:]) / 2, places * 3.0, -places])
     count = min(5, len(places))
     together = NearestPoints(places).find(np.tile(calls, (10, 1)), count)[: len(calls)]
     alone = [NearestPoints(places).find(call[None], count)[0].tolist() for call in calls]

@@ -30,6 +30,7 @@ from foretoken.predictor.linked_collectives import LinkedCollectives
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.query_check import check_group, refuse_extrapolation
 from foretoken.predictor.query_columns import Call, find_target, read_columns
+from foretoken.predictor.repeated_calls import find_repeated
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
 from foretoken.predictor.source import (
     Source,
@@ -135,6 +136,9 @@ class Estimator:
         if not len(columns[spec.dim_names[0]]):
             empty = np.empty(0)
             return _pack(empty, empty, empty, np.empty(0, dtype=np.int64))
+        if (repeated := find_repeated(columns)) is not None:
+            once = replace(table, columns=repeated.columns)
+            return repeated.spread(self._estimate(once, query, device))
         target = find_target(spec, device.name, query.topology, table.dtype, table.phase)
         call = Call(spec, table, columns, target)
         if not spec.is_collective:

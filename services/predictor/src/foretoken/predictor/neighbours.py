@@ -1,5 +1,6 @@
 """Look up the measured points around calls, the same ones however many are looked up together."""
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +12,12 @@ from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # The first calls are compared with every point: importing what makes the tree takes a third of a
-# second, and making it as long as hundreds of calls.
-_MAX_COMPARED_CALLS = 64
+# second. Once that is there, making the tree takes as long as some ten calls compared.
+_TREE_MODULE = "scipy.spatial"
+_MAX_COMPARED_CALLS, _MAX_COMPARED_WITH_TREE_CALLS = 64, 8
+# Of calls far from the grid many points are about equally far: leaves of 32 and cells as they are
+# cut find them in a third of the time of leaves of 16 and cells shrunk to their points.
+_LEAF_SIZE = 32
 # Points of a grid are equally near to many calls. Each is shifted by an amount of its own, far
 # below what sizes differ by and far above rounding, so that one of them is the nearest.
 _SHIFT = 1e-9
@@ -34,7 +39,8 @@ class NearestPoints:
     def find(self, calls: Matrix, count: int) -> IntColumn:
         """Return the rows of the `count` nearest points of every call, the nearest first."""
         self._num_calls += len(calls)
-        if self._num_calls > _MAX_COMPARED_CALLS:
+        has_tree = _TREE_MODULE in sys.modules
+        if self._num_calls > (_MAX_COMPARED_WITH_TREE_CALLS if has_tree else _MAX_COMPARED_CALLS):
             _, rows = self._tree.query(calls, k=count)
             return np.asarray(rows, dtype=np.int64).reshape(len(calls), count)
         found = np.empty((len(calls), count), dtype=np.int64)
@@ -50,7 +56,7 @@ class NearestPoints:
     def _tree(self) -> Any:
         from scipy.spatial import cKDTree  # type: ignore[import-untyped]
 
-        return cKDTree(self._places, balanced_tree=False)
+        return cKDTree(self._places, leafsize=_LEAF_SIZE, balanced_tree=False, compact_nodes=False)
 
 
 _NUM_NEIGHBOURS = 4
