@@ -32,9 +32,13 @@ def compiled_name(function: Callable[..., object], *compiler: str) -> str:
 
 @cache
 def _hash_file(path: Path, module: str, compiler: tuple[str, ...]) -> str:
-    own = module.partition(".")[0]
-    folders = {name: _folders_of(name) for name in (own, _PACKAGE)}
-    return hash_source(path, (sys.version, *compiler), folders, module)
+    return _hash(path, (sys.version, *compiler), module, _sources_of(module.partition(".")[0]))
+
+
+@cache
+def _sources_of(package: str) -> "_Sources":
+    """Return the sources that modules of a package import, as they are when first looked at."""
+    return _Sources({name: _folders_of(name) for name in (package, _PACKAGE)})
 
 
 def _folders_of(package: str) -> tuple[Path, ...]:
@@ -54,9 +58,13 @@ def hash_source(
     `module` is the file's own name, which says where its relative imports lead; modules next to one
     without a package count, too.
     """
+    return _hash(path, others, module, _Sources(folders))
+
+
+def _hash(path: Path, others: Sequence[str], module: str, sources: "_Sources") -> str:
     digest = hashlib.sha256(repr(tuple(others)).encode())
-    for name, source in sorted(import_closure(path, folders, module).items()):
-        content = source.read_bytes()
+    for name, source in sorted(sources.closure(path, module).items()):
+        content = sources.read(source)
         digest.update(f"{name} {len(content)} ".encode())
         digest.update(content)
     return digest.hexdigest()[:12]
@@ -66,23 +74,49 @@ def import_closure(
     path: Path, folders: Mapping[str, Sequence[Path]] | None = None, module: str = ""
 ) -> dict[str, Path]:
     """Return the file of every module that a file imports, in turn, by its name; its own is ''."""
-    roots = folders or {_PACKAGE: _folders_of(_PACKAGE)}
-    is_alone = "." not in module and path.name != _INIT
-    found, waiting = {"": path}, [(module, path)]
-    while waiting:
-        importer, source = waiting.pop()
-        parent = importer if source.name == _INIT else importer.rpartition(".")[0]
-        for name in _imported_names(source.read_text("utf-8"), parent):
-            top, _, rest = name.partition(".")
-            places = roots.get(top, ())
-            if is_alone and not (rest or places):
-                rest, places = top, (path.parent,)
-            is_new = name not in found and name != _PACKAGE
-            file = _find_module(rest, tuple(places)) if is_new else None
-            if file is not None:
-                found[name] = file
-                waiting.append((name, file))
-    return found
+    return _Sources(folders).closure(path, module)
+
+
+class _Sources:
+    """Source files, each read once: closures of modules next to each other are nearly the same."""
+
+    def __init__(self, folders: Mapping[str, Sequence[Path]] | None = None) -> None:
+        self._roots = folders or {_PACKAGE: _folders_of(_PACKAGE)}
+        self._contents: dict[Path, bytes] = {}
+        self._imports: dict[tuple[str, Path, Path | None], Mapping[str, Path]] = {}
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file."""
+        if path not in self._contents:
+            self._contents[path] = path.read_bytes()
+        return self._contents[path]
+
+    def closure(self, path: Path, module: str) -> dict[str, Path]:
+        """Return the file of every module that one imports, in turn, by name; its own is ''."""
+        is_alone = "." not in module and path.name != _INIT
+        found, waiting = {"": path}, [(module, path)]
+        while waiting:
+            imported = self._imported(*waiting.pop(), path.parent if is_alone else None)
+            waiting += [(name, file) for name, file in imported.items() if name not in found]
+            found = {**imported, **found}
+        return found
+
+    def _imported(self, importer: str, source: Path, own_folder: Path | None) -> Mapping[str, Path]:
+        """Return the files that one imports itself, those of its own folder too if given."""
+        key = importer, source, own_folder
+        if key not in self._imports:
+            parent = importer if source.name == _INIT else importer.rpartition(".")[0]
+            names = _imported_names(self.read(source).decode(), parent)
+            files = {name: self._find(name, own_folder) for name in names - {_PACKAGE}}
+            self._imports[key] = {name: file for name, file in files.items() if file is not None}
+        return self._imports[key]
+
+    def _find(self, name: str, own_folder: Path | None) -> Path | None:
+        top, _, rest = name.partition(".")
+        places = self._roots.get(top, ())
+        if own_folder is not None and not (rest or places):
+            rest, places = top, (own_folder,)
+        return _find_module(rest, tuple(places))
 
 
 @cache

@@ -11,7 +11,8 @@ import math
 import random
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from statistics import NormalDist, fmean
 
 from foretoken.domain.models.architecture import ModelArchitecture
@@ -75,23 +76,50 @@ def _chances(popularities: Sequence[float], top_k: int) -> tuple[float, ...]:
     return tuple(1 - math.exp(-high * p) for p in popularities)
 
 
-def busiest_load(ranks: Sequence[Sequence[float]], num_tokens: int) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class RankChances:
+    """What of the ranks' loads does not depend on how many tokens there are.
+
+    `means` are the pairs of one token on each rank. Of the fullest rank `variance` is of these
+    pairs, and `misses` with what chance a token goes past each of its experts.
+    """
+
+    means: tuple[float, ...]
+    fullest: int
+    variance: float
+    misses: tuple[float, ...]
+
+    @classmethod
+    def of(cls, ranks: Sequence[Sequence[float]]) -> "RankChances":
+        """Return it from the chances of each rank's experts."""
+        means = tuple(sum(chances) for chances in ranks)
+        fullest = max(range(len(ranks)), key=means.__getitem__)
+        chances = ranks[fullest]
+        return cls(
+            means=means,
+            fullest=fullest,
+            variance=sum(chance * (1 - chance) for chance in chances),
+            misses=tuple(1 - min(chance, 1 - 1e-12) for chance in chances),
+        )
+
+
+def busiest_load(ranks: RankChances, num_tokens: int) -> tuple[float, float]:
     """Return the expected pairs and active experts of the rank with most pairs.
 
-    `ranks` are the chances of each rank's experts. What a rank gets varies from step to step: of
-    many that vary alike the largest is as far out as the quantile of one in so many.
+    What a rank gets varies from step to step: of many that vary alike the largest is as far out as
+    the quantile of one in so many.
     Source: G. Blom, Statistical estimates and transformed beta-variables, 1958.
     """
-    means = [num_tokens * sum(chances) for chances in ranks]
-    fullest = max(range(len(ranks)), key=means.__getitem__)
-    mean, chances = means[fullest], ranks[fullest]
-    variance = num_tokens * sum(chance * (1 - chance) for chance in chances)
-    excess = _excess(len(ranks)) * math.sqrt(variance) if len(ranks) > 1 else 0.0
+    num_ranks = len(ranks.means)
+    mean = num_tokens * ranks.means[ranks.fullest]
+    variance = num_tokens * ranks.variance
+    excess = _excess(num_ranks) * math.sqrt(variance) if num_ranks > 1 else 0.0
     # Ranks that are behind on average seldom come first.
-    pairs = max(mean, fmean(means) + excess)
+    pairs = max(mean, fmean(num_tokens * each for each in ranks.means) + excess)
     tokens = num_tokens * (pairs / mean if mean else 1.0)
-    return pairs, sum(1 - (1 - min(chance, 1 - 1e-12)) ** tokens for chance in chances)
+    return pairs, sum(1 - miss**tokens for miss in ranks.misses)
 
 
+@cache
 def _excess(num_ranks: int) -> float:
     return NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))

@@ -23,6 +23,7 @@ from statistics import fmean
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.lowering.drawn_routing import (
+    RankChances,
     busiest_load,
     draw_chances,
     routing_deviation,
@@ -207,14 +208,19 @@ def _power_law_load(num_tokens: int, routing: ExpertRouting) -> ExpertLoad:
 
 @lru_cache(maxsize=1 << 14)
 def _drawn_load(num_tokens: int, routing: ExpertRouting) -> ExpertLoad:
-    layers = draw_chances(
-        routing_deviation(routing.name) or 0.0, routing.top_k, routing.num_experts
-    )
-    loads = [busiest_load(_placed(chances, routing), num_tokens) for chances in layers]
+    loads = [busiest_load(chances, num_tokens) for chances in _chances_by_layer(routing)]
     return ExpertLoad(
         num_pairs=round(fmean(pairs for pairs, _ in loads)),
         num_active=round(fmean(active for _, active in loads)),
     )
+
+
+@lru_cache(maxsize=64)
+def _chances_by_layer(routing: ExpertRouting) -> tuple[RankChances, ...]:
+    layers = draw_chances(
+        routing_deviation(routing.name) or 0.0, routing.top_k, routing.num_experts
+    )
+    return tuple(RankChances.of(_placed(chances, routing)) for chances in layers)
 
 
 def _placed(loads: Sequence[float], routing: ExpertRouting) -> list[list[float]]:
