@@ -1,5 +1,6 @@
 """Commands of servers and of training become scenarios."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,48 @@ def test_sglang_spreads_experts_over_all_ranks_that_exchange_tokens() -> None:
         engine.has_expert_balancing,
         engine.num_redundant_experts,
     )
+
+
+_EAGLE = {
+    "vllm": (
+        "vllm serve llama-3.1-8b --speculative-config"
+        """ '{"method": "eagle3", "model": "HEAD", "num_speculative_tokens": 4}'"""
+    ),
+    "sglang": (
+        "python3 -m sglang.launch_server --model llama-3.1-8b --speculative-algorithm EAGLE3"
+        " --speculative-draft-model-path HEAD --speculative-num-steps 4"
+        " --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", sorted(_EAGLE))
+def test_a_head_drafts_at_its_own_cost_where_it_is_at_hand(engine: str, tmp_path: Path) -> None:
+    """As a preset, or by its `config.json`; else a remark says that a layer stands for it."""
+    command = _EAGLE[engine]
+    known, unread = _read(command.replace("HEAD", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"))
+    assert known.speculative is not None
+    assert known.speculative.draft_model is not None
+    assert ("draft_model", 4, ()) == (
+        known.speculative.method,
+        known.speculative.num_draft_tokens,
+        unread,
+    )
+    assert "llama-3.1-8b-eagle3" == known.speculative.draft_model.name
+
+    config = {"model_type": "llama", "vocab_size": 128256, "draft_vocab_size": 32000}
+    config |= {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 32, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    own, _ = _read(command.replace("HEAD", str(tmp_path)))
+    assert own.speculative is not None
+    assert own.speculative.draft_model is not None
+    assert known.speculative.draft_model.extras == own.speculative.draft_model.extras
+
+    found = read_launch(command.replace("HEAD", "some/head"), {})
+    assert "layers" == found.content["speculative"]["method"]
+    assert "the head some/head is no file" in found.remarks[0]
+    assert () == read_launch(command.replace("HEAD", str(tmp_path)), {}).remarks
 
 
 _SGLANG = "python3 -m sglang.launch_server --model"

@@ -337,6 +337,22 @@ def test_a_published_command_is_read_with_its_file() -> None:
     assert ("layers", 3) == (scenario.speculative.method, scenario.speculative.num_draft_tokens)
 
 
+@pytest.mark.parametrize(
+    ("head", "expected", "remarks"),
+    [("llama-3.1-8b-eagle3", ("draft_model", 3), 0), ("some/head", ("layers", 3), 1)],
+)
+def test_a_head_of_eagle_3_is_read_at_its_own_cost_where_it_is_at_hand(
+    head: str, expected: tuple[str, int], remarks: int
+) -> None:
+    drafting = f"decoding_type: Eagle3, max_draft_len: 3, speculative_model: {head}"
+    settings = f"speculative_config: {{{drafting}}}"
+    command = "trtllm-serve llama-3.1-8b --extra_llm_api_options a.yml"
+    found = read_launch(command, {"a.yml": settings})
+    drafts = found.content["speculative"]
+    assert expected == (drafts["method"], drafts["num_draft_tokens"])
+    assert remarks == len(found.remarks)
+
+
 def test_what_is_written_is_read_back_as_the_scenario(tmp_path: Path) -> None:
     scenario = _with(engine=EngineSpec(profile="trtllm-1.0", max_num_seqs=96))
     write_deployment(scenario, tmp_path)

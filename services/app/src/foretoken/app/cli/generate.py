@@ -213,6 +213,8 @@ def scenario(
     text = render_scenario(build(dict(found.content), given, path))
     if found.unread:
         note(f"not read: {', '.join(f'--{name}' for name in found.unread)}")
+    for remark in found.remarks:
+        note(remark)
     if out is None:
         typer.echo(text, nl=False)
     else:

@@ -229,13 +229,39 @@ def scenario_content(fields: Fields, profile: str) -> dict[str, Any]:
         content["lora"] = {"num_adapters": num_loras, "max_loaded": fields["max_loras"]}
         if fields.get("lora_rank"):
             content["lora"]["rank"] = fields["lora_rank"]
-    if fields.get("drafts"):
+    if drafts := fields.get("drafts"):
+        if drafts == "eagle":  # A head that nobody has costs as a layer of the model.
+            drafts = "draft_model" if _has_head(fields) else "layers"
         content["speculative"] = {
-            "method": fields["drafts"],
+            "method": drafts,
             "num_draft_tokens": fields["num_draft_tokens"],
-            "draft_model": fields.get("draft_model") or None,
+            "draft_model": fields["draft_model"] if drafts == "draft_model" else None,
         }
     return {name: value for name, value in content.items() if value}
+
+
+def list_read_remarks(fields: Fields) -> tuple[str, ...]:
+    """Return what a reader has to know of a command's scenario."""
+    if fields.get("drafts") != "eagle" or _has_head(fields):
+        return ()
+    remark = (
+        f"the head {fields['draft_model']} is no file or folder here, or none of EAGLE-3: its"
+        " drafts cost as one layer of the model; give its config.json by --set"
+        " speculative.method=draft_model --set speculative.draft_model=PATH"
+    )
+    return (remark,)
+
+
+def _has_head(fields: Fields) -> bool:
+    """Whether the head that a command drafts with is at hand: its `config.json`, or its folder."""
+    try:
+        return _is_head(load_model(str(fields["draft_model"])))
+    except ForetokenError:
+        return False
+
+
+def _is_head(model: ModelArchitecture) -> bool:
+    return any(part.kind == "draft_inputs" for part in model.extras)
 
 
 def _has_experts(fields: Fields) -> bool:
@@ -250,8 +276,7 @@ def _name_drafts(drafts: SpeculativeSpec | None) -> str:
     """Return how engines draft, as they tell it: a model's head is none that drafts alone."""
     if drafts is None:
         return ""
-    extras = drafts.draft_model.extras if drafts.draft_model else ()
-    return "eagle" if any(part.kind == "draft_inputs" for part in extras) else drafts.method
+    return "eagle" if drafts.draft_model and _is_head(drafts.draft_model) else drafts.method
 
 
 def count_experts(model_id: str) -> int:

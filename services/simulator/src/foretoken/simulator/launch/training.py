@@ -14,7 +14,7 @@ from foretoken.simulator.launch.files import (
     render_scenario,
     write_files,
 )
-from foretoken.simulator.launch.server import all_servers, scenario_content
+from foretoken.simulator.launch.server import all_servers, list_read_remarks, scenario_content
 from foretoken.simulator.launch.trainer import (
     MASTER_PORT,
     SCRIPT,
@@ -33,12 +33,14 @@ from foretoken.simulator.training.scenario_checks import check_chunks, check_sce
 class ReadLaunch:
     """What a command starts: the content of a scenario file, which names no device.
 
-    `framework` is what it starts it with, `unread` are options that a scenario has nothing for.
+    `framework` is what it starts it with, `unread` are options that a scenario has nothing for,
+    `remarks` what else a reader has to know.
     """
 
     framework: str
     content: Mapping[str, Any]
     unread: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     is_training: bool = False
 
 
@@ -83,7 +85,12 @@ def read_serving_command(command: str, files: Mapping[str, str] | None = None) -
                 " transfer of KV caches, and join them under `cluster`",
             )
         content = scenario_content(fields, server.profile)
-        return ReadLaunch(framework=server.name, content=content, unread=tuple(unread))
+        return ReadLaunch(
+            framework=server.name,
+            content=content,
+            unread=tuple(unread),
+            remarks=list_read_remarks(fields),
+        )
     return None
 
 

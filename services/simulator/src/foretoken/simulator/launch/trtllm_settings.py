@@ -213,15 +213,18 @@ def _read_drafts(options: Options) -> Fields:
     kind = options.get(f"{DRAFTING}.decoding_type", "")
     if not kind:
         return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
-    # A head of its own, such as EAGLE's, is a checkpoint and no model that drafts alone.
     known = {"NGram": "ngram"} | {each.draft_model: "draft_model" for each in RELEASES.values()}
-    drafts = known.get(kind, "layers")
-    count = options.get(f"{DRAFTING}.num_nextn_predict_layers")
-    is_model = drafts == "draft_model"
+    count, path = (
+        options.get(f"{DRAFTING}.{name}")
+        for name in ("num_nextn_predict_layers", "speculative_model_dir")
+    )
+    drafts = known.get(kind, "eagle" if path else "layers")
     return {
         "drafts": drafts,
         "num_draft_tokens": int(count or options[f"{DRAFTING}.max_draft_len"]),
-        "draft_model": options[f"{DRAFTING}.speculative_model_dir"] if is_model else "",
+        "draft_model": options[f"{DRAFTING}.speculative_model_dir"]
+        if drafts == "draft_model"
+        else path or "",
     }
 
 

@@ -189,14 +189,14 @@ def _write_drafts(served: ServedOptions) -> Options:
 def _read_drafts(options: Options) -> Fields:
     if "speculative-algorithm" not in options:
         return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
-    # A head of its own is a checkpoint and no model that drafts alone.
     named = {_OF_HEAD: "layers", **invert(_DRAFTS)}
-    drafts = named[options["speculative-algorithm"]]
-    is_model = drafts == "draft_model"
+    drafts, path = named[options["speculative-algorithm"]], "speculative-draft-model-path"
+    # A head of its own is a checkpoint and no model that drafts alone.
+    of_head = "eagle" if path in options and drafts == "layers" else drafts
     return {
-        "drafts": drafts,
+        "drafts": of_head,
         "num_draft_tokens": int(options["speculative-num-draft-tokens"]) - 1,
-        "draft_model": options["speculative-draft-model-path"] if is_model else "",
+        "draft_model": options[path] if drafts == "draft_model" else options.get(path, ""),
     }
 
 

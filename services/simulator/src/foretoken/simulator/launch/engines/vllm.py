@@ -206,13 +206,13 @@ def _read_drafts(options: Options) -> Fields:
     if "speculative-config" not in options:
         return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
     settings = json.loads(options["speculative-config"])
-    # A head of its own, such as EAGLE's, is a checkpoint and no model that drafts alone.
     method = settings.get("method", "draft_model")
-    drafts = method if method in ("ngram", "draft_model") else "layers"
+    # A head of its own, such as EAGLE's, is a checkpoint and no model that drafts alone.
+    of_head = "eagle" if "model" in settings else "layers"
     return {
-        "drafts": drafts,
+        "drafts": method if method in ("ngram", "draft_model") else of_head,
         "num_draft_tokens": int(settings["num_speculative_tokens"]),
-        "draft_model": settings["model"] if drafts == "draft_model" else "",
+        "draft_model": settings["model"] if method == "draft_model" else settings.get("model", ""),
     }
 
 
