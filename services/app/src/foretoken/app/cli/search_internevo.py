@@ -19,6 +19,7 @@ from foretoken.app.cli.state import (
     leave_unless,
     note,
     open_services,
+    page_table,
     show_progress,
     stack,
 )
@@ -39,9 +40,9 @@ from foretoken.simulator.report.internevo_comparison import (
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
     describe_search,
-    describe_verdict,
     report_rows,
 )
+from foretoken.simulator.report.training_search_tables import ruled_out_table
 from foretoken.simulator.search.internevo.question import (
     SEQUENCE_LENGTH,
     InternEvoTerms,
@@ -221,12 +222,7 @@ def _answer(title: str, report: TrainingSearchReport, rows: Sequence[Row], top: 
     else:
         parts.append(f"{title}: no strategy can run and has the memory")
     if report.ruled_out:
-        ruled_out = [
-            (describe_verdict(item.verdict), item.num_strategies, item.example, item.reason)
-            for item in sorted(report.ruled_out, key=lambda item: -item.num_strategies)
-        ]
-        columns = ("ruled out", "strategies", "for example", "because")
-        parts.append(build_table("", columns, ruled_out))
+        parts.append(page_table("", ruled_out_table(report)))
     counts = (
         f"{report.num_points:,} tried: {report.num_legal:,} can run, {report.num_fitting:,} have"
         f" the memory; {report.num_simulated:,} simulated"

@@ -1,37 +1,29 @@
 """The report of a search for a deployment, for a terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 
-from foretoken.app.cli.state import build_table, item_table, stack
+from foretoken.app.cli.state import page_table, stack
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.search import (
-    CandidateColumns,
-    Finalist,
-    Sensitivity,
-    ServingSearchReport,
-)
+from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.page.block import Table as PageTable
 from foretoken.simulator.report.search_candidates import (
+    OF_CHANGES,
     Row,
     best_of_layouts,
     candidate_rows,
     describe_verdict,
     find_closest,
-    latency_titles,
-    missed_outcomes,
-    proposed_rate,
     qualified_rows,
-    steady_figures,
+    ranking_columns,
 )
-from foretoken.simulator.report.what_if import describe_best_then, describe_change
+from foretoken.simulator.report.search_finalists import finalist_columns
+from foretoken.simulator.report.what_if import change_columns
 
-_THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
-_LATENCIES = ("ttft_ms", "tpot_ms")
 # More ties than this are counted.
 _MAX_TIES = 5
-_Column = Callable[[Row], object]
 
 
 def report_table(title: str, report: ServingSearchReport, num_shown: int) -> Table:
@@ -39,13 +31,17 @@ def report_table(title: str, report: ServingSearchReport, num_shown: int) -> Tab
     ranked = qualified_rows(report.candidates)
     parts: list[Table | str] = []
     if ranked:
-        parts.append(_ranking(title, ranked, num_shown))
+        shown = best_of_layouts(ranked)[:num_shown]
+        parts.append(page_table(title, PageTable.of(shown, *ranking_columns(ranked))))
     else:
         parts += ["", *_nothing(title, report)]
     if report.finalists:
-        parts.append(_finalists(report.finalists, report.candidates))
+        found = [(finalist, report.candidates) for finalist in report.finalists]
+        table = PageTable.of(found, *finalist_columns(found))
+        parts.append(page_table("Simulated request by request", table))
     if report.sensitivities:
-        parts.append(_sensitivities(report.sensitivities))
+        changes = PageTable.of(report.sensitivities, *change_columns(OF_CHANGES))
+        parts.append(page_table("What if", changes))
     return stack(*parts, "", *_answers(report, ranked), *_counts(report))
 
 
@@ -56,71 +52,6 @@ def _nothing(title: str, report: ServingSearchReport) -> list[str]:
         help_line = f"; what helps: {closest.remedy}" if closest.remedy else ""
         lines.append(f"closest, {closest.name}: {closest.reason}{help_line}")
     return lines
-
-
-def _ranking(title: str, ranked: Sequence[Row], num_shown: int) -> Table:
-    columns = _columns(ranked)
-    shown = best_of_layouts(ranked)[:num_shown]
-    rows = [[cell(row) for cell in columns.values()] for row in shown]
-    return build_table(title, list(columns), rows)
-
-
-def _columns(ranked: Sequence[Row]) -> dict[str, _Column]:
-    """Return the columns; the device and the price only where they tell rows apart."""
-    columns: dict[str, _Column] = {
-        "rank": lambda row: row["place"],
-        "deployment": lambda row: row["name"],
-    }
-    if len({row["device"] for row in ranked}) > 1:
-        columns["device"] = lambda row: row["device"]
-    columns[METRICS["num_devices"].title] = METRICS["num_devices"].cell
-    if any(row["num_idle_devices"] for row in ranked):
-        columns["idle"] = lambda row: row["num_idle_devices"]
-    columns |= {
-        METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].cell,
-        "90 % interval": lambda row: " to ".join(
-            format_number(row[f"tps_per_gpu_{end}"], 4) for end in ("low", "high")
-        ),
-        **{METRICS[name].title: METRICS[name].cell for name in ("tps_per_user", *_LATENCIES)},
-    }
-    if any(row[_COST] > 0 for row in ranked):
-        columns[METRICS[_COST].title] = METRICS[_COST].cell
-    return columns
-
-
-def _finalists(finalists: Sequence[Finalist], candidates: CandidateColumns) -> Table:
-    columns = (
-        "simulated request by request",
-        "requests/s",
-        METRICS[_THROUGHPUT].title,
-        *latency_titles("mean", "p99"),
-        "targets",
-    )
-    rows = [
-        (
-            finalist.name,
-            proposed_rate(finalist),
-            *steady_figures(finalist, candidates),
-            "met"
-            if finalist.is_met
-            else "missed: " + ", ".join(missed_outcomes(finalist.outcomes)),
-        )
-        for finalist in finalists
-    ]
-    return build_table("", columns, rows)
-
-
-def _sensitivities(sensitivities: Sequence[Sensitivity]) -> Table:
-    return item_table(
-        "",
-        sensitivities,
-        {
-            "what if": "change",
-            "change": describe_change,
-            **{METRICS[name].title: METRICS[name].cell for name in (_THROUGHPUT, *_LATENCIES)},
-            "best then": describe_best_then,
-        },
-    )
 
 
 def _answers(report: ServingSearchReport, ranked: Sequence[Row]) -> list[str]:

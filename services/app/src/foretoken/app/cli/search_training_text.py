@@ -1,43 +1,38 @@
 """The report of a search for a training strategy, for a terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.table import Table
 
-from foretoken.app.cli.state import ItemColumns, build_table, item_table, stack
+from foretoken.app.cli.state import page_table, stack
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.training_search import (
-    StrategyFinalist,
-    StrategySensitivity,
-    TrainingSearchReport,
-)
+from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
+from foretoken.page.block import Column
+from foretoken.page.block import Table as PageTable
 from foretoken.simulator.report.search_candidates import Row
+from foretoken.simulator.report.training_search_finalists import FINALIST_COLUMNS
 from foretoken.simulator.report.training_search_rows import (
     TO_TELL_APART,
-    best_by_objective,
     best_of_layouts,
     closed_form_error,
-    describe_bounds,
-    describe_same,
     describe_ties,
-    describe_verdict,
     list_tie_commands,
-    make_whole_run,
-    read_sequence_length,
     report_rows,
     strategies_per_s,
 )
-from foretoken.simulator.report.what_if import describe_best_then, describe_change
+from foretoken.simulator.report.training_search_tables import (
+    OF_CHANGES,
+    best_table,
+    ranking_columns,
+    ruled_out_table,
+)
+from foretoken.simulator.report.what_if import change_columns
 
-_THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
-_RATIOS = ("mfu_ratio", "bubble_ratio")
-_WAITING = ("bubble_ratio", "exposed_communication_ratio")
-# Columns of the ranking alone.
-_OF_RANKING = ("90 % interval", *(METRICS[name].title for name in _RATIOS))
+_THROUGHPUT = "tokens_per_s_per_gpu"
 # What a reason of memory says after what is lacking.
 _ADVICE = "; what would help most"
-_Column = Callable[[Row], object]
 
 
 def report_table(
@@ -50,15 +45,22 @@ def report_table(
     rows = report_rows(report)
     parts: list[Table | str] = []
     if rows:
-        parts += [_ranking(title, rows, num_shown), _best(report, rows, num_tokens)]
+        columns = ranking_columns(rows)
+        if any(row["placement"] for row in rows):
+            columns.append(Column.words("layers", "stage_layers"))
+        ranking = PageTable.of(best_of_layouts(rows)[:num_shown], *columns)
+        best = best_table(report, rows, num_tokens)
+        parts += [page_table(title, ranking), page_table("The best by each measure", best)]
     else:
         parts += ["", f"{title}: no strategy of this space can run and has the memory"]
     if report.finalists:
-        parts.append(_finalists(report.finalists))
+        table = PageTable.of(report.finalists, *FINALIST_COLUMNS)
+        parts.append(page_table("Simulated event by event", _without_advice(table)))
     if report.sensitivities:
-        parts.append(_sensitivities(report.sensitivities))
+        changes = PageTable.of(report.sensitivities, *change_columns(OF_CHANGES))
+        parts.append(page_table("What if", changes))
     if report.ruled_out:
-        parts.append(_ruled_out(report))
+        parts.append(page_table("", _without_advice(ruled_out_table(report))))
     return stack(*parts, "", *_answers(report, rows), *_notes(report), _effort(report))
 
 
@@ -74,115 +76,14 @@ def describe_finalist(finalist: StrategyFinalist) -> str:
     )
 
 
-def _ranking(title: str, rows: Sequence[Row], num_shown: int) -> Table:
-    columns = _columns(rows)
-    shown = best_of_layouts(rows)[:num_shown]
-    return build_table(
-        title, list(columns), [[cell(row) for cell in columns.values()] for row in shown]
-    )
-
-
-def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
-    """Return the columns; the price and the layers of stages only where there are any."""
-    columns: dict[str, _Column] = {
-        "rank": lambda row: row["place"],
-        "strategy": lambda row: row["name"],
-        **_figures(rows),
-    }
-    if any(row["placement"] for row in rows):
-        columns["layers"] = lambda row: row["stage_layers"]
-    return columns
-
-
-def _figures(rows: Sequence[Row]) -> dict[str, _Column]:
-    figures: dict[str, _Column] = {
-        METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].cell,
-        "90 % interval": describe_bounds,
-        METRICS["step_time_ms"].label: lambda row: describe_step(row["step_time_ms"]),
-        **{METRICS[name].title: METRICS[name].cell for name in (*_RATIOS, "margin_bytes")},
-    }
-    if any(row[_COST] > 0 for row in rows):
-        figures[METRICS[_COST].title] = METRICS[_COST].cell
-    return figures
-
-
-def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) -> Table:
-    figures = {name: cell for name, cell in _figures(rows).items() if name not in _OF_RANKING}
-    if num_tokens > 0:
-        figures |= _run_figures(rows, num_tokens, read_sequence_length(report))
-    found = [
-        (name, row["name"], *(cell(row) for cell in figures.values()))
-        for name, row in best_by_objective(report, rows)
-    ]
-    return build_table("", ("best by", "strategy", *figures), found)
-
-
-def _run_figures(rows: Sequence[Row], num_tokens: float, length: int) -> dict[str, _Column]:
-    figures: dict[str, _Column] = {
-        "steps": lambda row: make_whole_run(row, num_tokens, length).num_steps,
-        "days": lambda row: make_whole_run(row, num_tokens, length).days,
-    }
-    if any(row["usd_per_step"] > 0 for row in rows):
-        figures["USD in all"] = lambda row: make_whole_run(row, num_tokens, length).usd
-    return figures
-
-
-def _finalists(finalists: Sequence[StrategyFinalist]) -> Table:
-    return item_table(
-        "",
-        finalists,
-        {
-            "simulated event by event": "name",
-            **_of_report(_THROUGHPUT),
-            METRICS["step_time_ms"].label: lambda item: describe_step(item.report.step_time_ms),
-            "closed form": lambda item: describe_step(item.closed_form_ms),
-            "off by": lambda item: f"{closed_form_error(item):+.2%}",
-            **_of_report(*_WAITING, "reserved_bytes"),
-            "": lambda item: (
-                "fits"
-                if item.report.feasibility.is_feasible
-                else _shorten(item.report.feasibility.reason)
-            ),
-        },
-    )
-
-
-def _of_report(*names: str) -> ItemColumns[StrategyFinalist]:
-    """Return columns of metrics of what a finalist's simulation says."""
-
-    def show(name: str) -> Callable[[StrategyFinalist], object]:
-        return lambda item: METRICS[name].cell(item.report)
-
-    return {METRICS[name].title: show(name) for name in names}
-
-
-def _sensitivities(sensitivities: Sequence[StrategySensitivity]) -> Table:
-    return item_table(
-        "",
-        sensitivities,
-        {
-            "what if": "change",
-            "change": describe_change,
-            "today's best": describe_same,
-            METRICS[_THROUGHPUT].title: METRICS[_THROUGHPUT].cell,
-            METRICS["step_time_ms"].label: lambda item: describe_step(item.step_time_ms),
-            "fit": "num_fitting",
-            "best then": describe_best_then,
-        },
-    )
-
-
-def _ruled_out(report: TrainingSearchReport) -> Table:
-    ordered = sorted(report.ruled_out, key=lambda item: -item.num_strategies)
-    rows = [
-        (describe_verdict(item.verdict), item.num_strategies, item.example, _shorten(item.reason))
-        for item in ordered
-    ]
-    return build_table("", ("ruled out", "strategies", "for example", "because"), rows)
+def _without_advice(table: PageTable) -> PageTable:
+    """Return a table whose last column has reasons, without the advice that the page has."""
+    rows = [(*cells, _shorten(str(reason))) for *cells, reason in table.rows]
+    return replace(table, rows=rows)
 
 
 def _shorten(reason: str) -> str:
-    """Return a reason without its advice, which the page has."""
+    """Return a reason without its advice."""
     return reason.partition(_ADVICE)[0]
 
 

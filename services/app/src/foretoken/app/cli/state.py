@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from foretoken.domain.job import Job
     from foretoken.domain.results.echo import Echo
     from foretoken.domain.results.report import Feasibility
+    from foretoken.page.block import Table as PageTable
     from foretoken.page.section import Section
 
 # Results go to stdout; everything else to stderr, so that output can be piped.
@@ -145,6 +146,12 @@ def build_table(
         # Brackets of a cell ("C[m,n]") are text, not the library's markup.
         table.add_row(*(escape(format_cell(cell)) for cell in row))
     return table
+
+
+def page_table(title: str, table: PageTable) -> Table:
+    """Return a page's table for a terminal, its cells as the page writes them."""
+    numbers = {place for place, column in enumerate(table.columns) if not column.is_text}
+    return build_table(title, [column.title for column in table.columns], table.texts(), numbers)
 
 
 def format_cell(cell: object) -> str:
@@ -351,14 +358,11 @@ def stack_sections(sections: Sequence[Section]) -> Table:
         parts += ["", *texts] if texts else []
         if section.table is None:
             continue
-        columns, rows = section.table.columns, section.table.texts()
-        numbers = {place for place, column in enumerate(columns) if not column.is_text}
-        if numbers:
-            headers = [column.title for column in columns]
-            parts.append(build_table(section.title, headers, rows, numbers))
+        if not all(column.is_text for column in section.table.columns):
+            parts.append(page_table(section.title, section.table))
             continue
         said = {""}
-        for *_, text, advice in rows:
+        for *_, text, advice in section.table.texts():
             parts.append(f"- {text}" + (f"\n  -> {advice}" if advice not in said else ""))
             said.add(advice)
     return stack(*parts)

@@ -17,6 +17,11 @@ from foretoken.page.block import Column
 
 Row = Mapping[str, Any]
 
+_THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
+_LATENCIES = ("ttft_ms", "tpot_ms")
+# What is said of the best under a change.
+OF_CHANGES = tuple(Column.of(name) for name in (_THROUGHPUT, *_LATENCIES))
+
 _WORDS = frozenset(
     {
         *("name", "device", "mode", "profile", "quantization", "speculation", "rules", "router"),
@@ -68,6 +73,7 @@ def list_rows(columns: Columns, words: Collection[str]) -> list[Row]:
     return [{name: lists[name][index] for name in names} for index in range(length)]
 
 
+NAME, DEVICE = Column.words("deployment", "name"), Column.words("device")
 # Where a row stands among all.
 PLACE = Column(title="rank", read=lambda row: str(row["place"]))
 
@@ -83,6 +89,24 @@ def bound_columns(metric: str, bounds: Callable[[Row], tuple[float, float]]) -> 
         return Column(title=title, name=f"{metric}_{end}", unit=unit, read=read)
 
     return column("from (90 %)", "low", 0), column("to (90 %)", "high", 1)
+
+
+def ranking_columns(ranked: Sequence[Row]) -> list[Column]:
+    """Return the columns; the device and the price only where they tell rows apart."""
+    columns = [NAME, PLACE]
+    if len({row["device"] for row in ranked}) > 1:
+        columns.append(DEVICE)
+    columns.append(Column.of("num_devices"))
+    if any(row["num_idle_devices"] for row in ranked):
+        columns.append(Column(title="idle GPUs", name="num_idle_devices"))
+    columns.append(Column.of(_THROUGHPUT))
+    columns += bound_columns(
+        _THROUGHPUT, lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"])
+    )
+    columns += [Column.of(name) for name in ("tps_per_user", *_LATENCIES)]
+    if any(row[_COST] > 0 for row in ranked):
+        columns.append(Column.of(_COST))
+    return columns
 
 
 def qualified_rows(columns: CandidateColumns) -> list[Row]:
@@ -257,7 +281,6 @@ def _plain(column: Any, absent: str | int, length: int) -> list[Any]:
 
 
 _MAX_SHOWN = 3
-_LATENCIES = ("ttft_ms", "tpot_ms")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,17 +47,6 @@ def _has_slo(finalist: Finalist) -> bool:
 
 
 def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
-    # Without an SLO every request would be in it.
-    has_slo = any(_has_slo(finalist) for finalist, _ in found)
-    columns = [
-        Column.words("deployment", read=lambda one: one[0].name),
-        Column(title="requests/s", read=lambda one: proposed_rate(one[0])),
-        _steady(METRICS[_THROUGHPUT].title, 0),
-        *(_steady(title, place) for place, title in enumerate(latency_titles("mean", "p99"), 1)),
-    ]
-    if has_slo:
-        columns.append(Column.of("slo_attainment_ratio").part("report").part(0))
-    columns.append(Column.words("verdict", read=_verdict).part(0))
     return Section(
         title="Simulated request by request",
         intro=(
@@ -65,8 +54,23 @@ def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
             "percentiles are in these figures, of the requests that come once the load is steady. "
             "What misses a target then has no rank; the next best is simulated in its place."
         ),
-        table=Table.of(found, *columns),
+        table=Table.of(found, *finalist_columns(found)),
     )
+
+
+def finalist_columns(found: Sequence[tuple[Finalist, CandidateColumns]]) -> list[Column]:
+    """Return the columns of finalists, each with its search's candidates."""
+    columns = [
+        Column.words("deployment", read=lambda one: one[0].name),
+        Column(title="requests/s", read=lambda one: proposed_rate(one[0])),
+        _steady(METRICS[_THROUGHPUT].title, 0),
+        *(_steady(title, place) for place, title in enumerate(latency_titles("mean", "p99"), 1)),
+    ]
+    # Without an SLO every request would be in it.
+    if any(_has_slo(finalist) for finalist, _ in found):
+        columns.append(Column.of("slo_attainment_ratio").part("report").part(0))
+    columns.append(Column.words("verdict", read=_verdict).part(0))
+    return columns
 
 
 def _steady(title: str, place: int) -> Column:

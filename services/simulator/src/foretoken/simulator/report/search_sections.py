@@ -12,6 +12,7 @@ from foretoken.simulator.report.question import request_sections, with_echo
 from foretoken.simulator.report.search_candidates import (
     DEVICE,
     NAME,
+    OF_CHANGES,
     PLACE,
     Row,
     best_of_layouts,
@@ -21,7 +22,7 @@ from foretoken.simulator.report.search_candidates import (
     explain_names,
     find_closest,
     qualified_rows,
-    ranking_table,
+    ranking_columns,
 )
 from foretoken.simulator.report.search_finalists import finalist_sections
 from foretoken.simulator.report.search_fronts import fronts_section
@@ -29,7 +30,6 @@ from foretoken.simulator.report.search_rejections import rejections_section
 from foretoken.simulator.report.what_if import what_if_section
 
 _THROUGHPUT, _COST = "output_throughput_tps_per_gpu", "usd_per_million_output_tokens"
-_LATENCIES = ("ttft_ms", "tpot_ms")
 _OF_COSTS = (
     *("num_devices", "usd_per_hour", _COST),
     *("request_throughput_rps", "output_throughput_tps"),
@@ -139,7 +139,7 @@ def _ranking(ranked: Sequence[Row]) -> Section:
             "replicas stand before the plus sign, decode replicas behind. "
             + explain_names(row["name"] for row in shown)
         ),
-        table=ranking_table(shown),
+        table=Table.of(shown, *ranking_columns(ranked)),
     )
 
 

@@ -35,7 +35,7 @@ def finalists_section(finalists: Sequence[StrategyFinalist]) -> Section:
             " and the closed form disagree, believe the simulation."
         ),
         pictures=pictures,
-        table=Table.of(finalists, *_COLUMNS),
+        table=Table.of(finalists, *FINALIST_COLUMNS),
     )
 
 
@@ -45,7 +45,7 @@ def _verdict(finalist: StrategyFinalist) -> str | Cell:
 
 
 _OF_REPORT = ("tokens_per_s_per_gpu", "mfu_ratio", "bubble_ratio", "margin_bytes")
-_COLUMNS = (
+FINALIST_COLUMNS = (
     Column.words("strategy", "name"),
     Column(title="rank", read=lambda finalist: str(finalist.rank or "-")),
     Column(

@@ -1,7 +1,6 @@
 """The sections of a page about the search for a training strategy."""
 
 from collections.abc import Sequence
-from operator import attrgetter
 
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
@@ -17,9 +16,7 @@ from foretoken.simulator.report.question import (
     with_echo,
 )
 from foretoken.simulator.report.search_candidates import (
-    PLACE,
     Row,
-    bound_columns,
     describe_tied,
     explain_names,
 )
@@ -27,20 +24,16 @@ from foretoken.simulator.report.training_search_finalists import finalists_secti
 from foretoken.simulator.report.training_search_fronts import fronts_section
 from foretoken.simulator.report.training_search_rows import (
     TO_TELL_APART,
-    best_by_objective,
     best_of_layouts,
     describe_choices,
     describe_devices,
     describe_objective,
-    describe_same,
     describe_ties,
     find_best,
     find_ranked_figure,
     list_tie_commands,
-    make_whole_run,
     other_ties,
     read_request,
-    read_sequence_length,
     report_rows,
     strategies_per_s,
     throughput_bounds,
@@ -49,6 +42,11 @@ from foretoken.simulator.report.training_search_space import (
     counts_section,
     maps_section,
     placements_section,
+)
+from foretoken.simulator.report.training_search_tables import (
+    OF_CHANGES,
+    best_table,
+    ranking_columns,
 )
 from foretoken.simulator.report.what_if import what_if_section
 
@@ -87,7 +85,7 @@ def training_search_sections(
                 "Tokens/s per GPU of the best strategy",
                 report.sensitivities,
                 find_best(report, rows)["name"] if rows else "",
-                _OF_CHANGES,
+                OF_CHANGES,
             )
         )
     origin = f"Predictor {report.model_version or 'no trained model'}"
@@ -155,78 +153,19 @@ def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
             " layers run the same operators share the errors of these, so only the best of them"
             f" ties. {explain_names(row['name'] for row in shown)}"
         ),
-        table=Table.of(shown, _NAME, PLACE, *_columns(rows)),
+        table=Table.of(shown, *ranking_columns(rows)),
     )
 
 
-_NAME = Column.words("strategy", "name")
-STEP = Column(
-    title=METRICS["step_time_ms"].label,
-    name="step_time_ms",
-    read=lambda item: describe_step(METRICS["step_time_ms"].value(item)),
-)
-_OF_CHANGES = (
-    Column(title="today's best", read=describe_same),
-    Column.of(_THROUGHPUT),
-    STEP,
-    Column(title="fit", name="num_fitting"),
-)
-
-
-def _columns(rows: Sequence[Row], *, is_whole: bool = True) -> list[Column]:
-    """Return the columns; the device, its number and the price only where they tell rows apart.
-
-    Bounds and ratios only if `is_whole`.
-    """
-    columns: list[Column] = []
-    if len({(row["device"], row["num_devices"]) for row in rows}) > 1:
-        # Names of placements say the devices.
-        title = METRICS["num_devices"].title
-        columns.append(Column(title=title, name="devices", read=_describe_num_devices))
-    columns.append(Column.of(_THROUGHPUT))
-    if is_whole:
-        columns += bound_columns(_THROUGHPUT, throughput_bounds)
-    names = ("step_time_ms", *(_RATIOS if is_whole else ()), "margin_bytes")
-    columns += [Column.of(name) for name in names]
-    if any(row[_COST] > 0 for row in rows):
-        columns.append(Column.of(_COST))
-    return columns
-
-
-def _describe_num_devices(row: Row) -> str:
-    return f"{row['num_devices']:,}" if row["placement"] else describe_devices(row)
-
-
 def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) -> Section:
-    found = best_by_objective(report, rows)
-    measures = {row["name"]: words for words, row in found}
-    best_by = Column.words("best by", read=lambda row: measures[row["name"]])
-    columns = [_NAME, best_by, *_columns(rows, is_whole=False)]
     intro = ""
     if num_tokens > 0:
-        columns += _run_columns(rows, num_tokens, read_sequence_length(report))
         intro = (
             f"The run goes to {format_number(num_tokens)} tokens, without failures and"
             " checkpoints: `foretoken simulate run` counts these."
         )
-    table = Table.of([row for _, row in found], *columns)
+    table = best_table(report, rows, num_tokens)
     return Section(title="The best by each measure", intro=intro, table=table)
-
-
-def _run_columns(rows: Sequence[Row], num_tokens: float, length: int) -> list[Column]:
-    titles = {"num_steps": "steps", "days": "days"}
-    if any(row["usd_per_step"] > 0 for row in rows):
-        titles["usd"] = "USD in all"
-
-    def column(name: str) -> Column:
-        figure = attrgetter(name)
-        return Column(
-            title=titles[name],
-            name=name,
-            read=lambda row: figure(make_whole_run(row, num_tokens, length)),
-        )
-
-    return [column(name) for name in titles]
 
 
 def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:

@@ -12,6 +12,7 @@ from foretoken.page.curve import draw_counts
 from foretoken.page.section import Section
 from foretoken.simulator.report.search_candidates import Row, first_of_each
 from foretoken.simulator.report.training_search_rows import describe_bounds, describe_verdict
+from foretoken.simulator.report.training_search_tables import ruled_out_table
 
 _AXIS_NAMES = {
     "tp": "tensor parallel",
@@ -31,24 +32,17 @@ _OF_STAGE = {
     "simulated": ORANGE,
 }
 _MEMORY = "memory"
-_RULED_OUT = (
-    Column.words("ruled out", read=lambda item: describe_verdict(item.verdict)),
-    Column(title="strategies", name="num_strategies"),
-    Column.words("for example", "example"),
-    Column.words("because", "reason"),
-)
 
 
 def counts_section(report: TrainingSearchReport) -> Section:
     """Return how many strategies are left after each question, and what rules the others out."""
     pictures = [_funnel(report)]
-    ordered = sorted(report.ruled_out, key=lambda item: -item.num_strategies)
-    if ordered:
-        pictures.append(_reasons(ordered))
+    if report.ruled_out:
+        pictures.append(_reasons(sorted(report.ruled_out, key=lambda item: -item.num_strategies)))
     return Section(
         title="Every strategy, counted",
         pictures=pictures,
-        table=Table.of(ordered, *_RULED_OUT) if ordered else None,
+        table=ruled_out_table(report) if report.ruled_out else None,
     )
 
 

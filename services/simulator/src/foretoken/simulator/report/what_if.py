@@ -31,16 +31,21 @@ def what_if_section(
         y="change",
         caption="What moves the answer is what limits it.",
     )
-    then = Column.words("best then", read=_best_cell)
     return Section(
         title="What if",
         intro=intro.format(f", {best}" if best else ""),
         pictures=[plot.bars()] if compared else [],
-        table=Table.of(changes, CHANGE, Column(title="", read=describe_change), *columns, then),
+        table=Table.of(changes, *change_columns(columns)),
     )
 
 
 CHANGE = Column.words("change")
+
+
+def change_columns(columns: Iterable[Column]) -> list[Column]:
+    """Return the columns of changes: what each does, after what `columns` say of its best."""
+    then = Column.words("best then", read=_best_cell)
+    return [CHANGE, Column(title="", read=describe_change), *columns, then]
 
 
 def describe_change(item: Change) -> str:
