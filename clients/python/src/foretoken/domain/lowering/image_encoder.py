@@ -70,4 +70,6 @@ def _ends(part: LayerPart, width: int, images: EncodedImages, tp: int) -> Iterat
     inner = -(-middle // tp)
     yield "projector_up", "gemm", {"m": tokens, "n": inner, "k": into}, repeat
     yield "projector_activation", "gelu", {"num_tokens": tokens, "intermediate": inner}, repeat
+    for _ in range(part["projector_inner"]):
+        yield "projector_inner", "gemm", {"m": tokens, "n": inner, "k": middle}, repeat
     yield "projector_down", "gemm", {"m": tokens, "n": width, "k": inner}, repeat

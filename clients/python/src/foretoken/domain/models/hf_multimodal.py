@@ -78,7 +78,7 @@ _TYPES = {
 _INTO_TEXT = ("internvl", "internvl_chat", "llava", "llava_next", "llava_onevision")
 # Those whose projector is one product.
 _INTO_ONE = ("idefics3", "smolvlm")
-_TILED = (*_INTO_TEXT, *_INTO_ONE, "lfm2_vl")
+_TILED = (*_INTO_TEXT, *_INTO_ONE, "lfm2_vl", "llama4")
 
 
 def _tiled(reader: ConfigReader) -> None:
@@ -91,6 +91,7 @@ def _tiled(reader: ConfigReader) -> None:
     reader.ignore("dynamic_image_size", "force_image_size", "max_dynamic_patch", "ps_version")
     reader.ignore("min_dynamic_patch", "pad2square", "select_layer", "template", "use_thumbnail")
     reader.ignore("use_backbone_lora", "use_llm_lora", "image_fold", "vision_aspect_ratio")
+    reader.ignore("image_processor_config")
 
 
 def _of_tiles(reader: ConfigReader, encoder: LayerPart, hidden: int) -> LayerPart:
@@ -99,10 +100,13 @@ def _of_tiles(reader: ConfigReader, encoder: LayerPart, hidden: int) -> LayerPar
     vision = ConfigReader(config if isinstance(config, Mapping) else {})
     side = vision.alike("image_size", 0)
     positions = vision.optional("num_patches", (side // encoder["patch_side"]) ** 2)
+    # With one for the token of the whole tile.
+    positions += int(model_type == "llama4")
     most = reader.optional("image_seq_length", 576) if model_type == "llava" else 0
     dims = {"num_positions": positions, "max_image_tokens": most}
     # LFM2-VL's has a width of its own.
     middle = hidden if model_type in _INTO_TEXT else reader.optional("projector_hidden_size", 0)
+    middle = encoder["projector_intermediate"] if model_type == "llama4" else middle
     return encoder.changed(projector_intermediate=middle, **dims)
 
 
@@ -152,7 +156,8 @@ def _mlp_width(vision: ConfigReader, hidden: int, family: str) -> int:
 
 def _shuffled(outer: ConfigReader) -> int:
     """Return how many patches shuffling of pixels makes one of; 1 without it."""
-    ratio, factor = outer.get("downsample_ratio"), outer.optional("scale_factor", 1)
+    ratio = outer.get("downsample_ratio", outer.get("pixel_shuffle_ratio"))
+    factor = outer.optional("scale_factor", 1)
     return round(1 / ratio) ** 2 if isinstance(ratio, float) and 0 < ratio <= 1 else factor**2
 
 
@@ -172,7 +177,7 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     merged = inner.optional("spatial_merge_size", outer.optional("spatial_merge_size", 1)) ** 2
     if isinstance(merge, list) and all(isinstance(side, int) for side in merge):
         merged = merge[0] * merge[-1]
-    merged *= _shuffled(outer)
+    merged *= _shuffled(inner if vision.has("pixel_shuffle_ratio") else outer)
     depth = inner.optional("temporal_patch_size", 1)
     channels = vision.optional("in_channels", 0) or vision.optional("num_channels", 3)
     height, width = (vision.optional(f"init_pos_emb_{side}", 0) for side in ("height", "width"))
@@ -197,7 +202,11 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
         # Gemma's are a table for each of both directions.
         "num_positions": 2 * vision.optional("position_embedding_size", 0) or positions,
         "projector_in": hidden * merged,
-        "projector_intermediate": 0 if family in _SINGLE_PROJECTOR else hidden * merged,
+        "projector_intermediate": 0
+        if family in _SINGLE_PROJECTOR
+        else vision.optional("projector_output_dim", hidden * merged),
+        # Llama 4's adapter of two products, before the one to the model's width.
+        "projector_inner": int(family == "llama4_vision_model"),
         "num_projectors": 1 + len(inner_layers if isinstance(inner_layers, list) else ()),
         "patch_side": patch,
         "merged_patches": merged * pooled,

@@ -13,7 +13,8 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     inputs = d["patch_features"] * hidden + d["num_positions"] * hidden
     into = d["projector_in"] or hidden
     middle = d["projector_intermediate"]
-    projector = into * middle + middle * model.hidden if middle else into * model.hidden
+    inner = d["projector_inner"] * middle**2
+    projector = into * middle + inner + middle * model.hidden if middle else into * model.hidden
     total = d["num_layers"] * layer + inputs + d["num_projectors"] * projector
     yield Weights(total=total, active=0)
 
@@ -35,6 +36,7 @@ KIND = KindSpec(
         KindDim("num_positions", "learned positions", 0),
         KindDim("projector_in", "features that a projector takes; 0: of a patch", 0),
         KindDim("projector_intermediate", "features inside it; 0: it is one matrix", 0),
+        KindDim("projector_inner", "products inside it, between its first and its last", 0),
         KindDim("num_projectors", "projectors, those of inner layers included", 1, 1),
         KindDim("patch_side", "pixels along a side of a patch; 0: not known, it cannot run", 0),
         KindDim("merged_patches", "patches that become one token", 1, 1),
