@@ -289,18 +289,37 @@ def test_internvl_chat_names_its_text_model_by_a_key_of_its_own() -> None:
 def test_llama_4_sees_by_tiles_whose_pixels_are_shuffled_into_tokens() -> None:
     """As published, with `vision_config`: a head of the tile, and three products to the text."""
     text = {
-        "model_type": "llama4_text", "hidden_size": 5120, "num_hidden_layers": 1,
-        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128,
-        "intermediate_size": 8192, "intermediate_size_mlp": 16384, "vocab_size": 202048,
-        "num_local_experts": 16, "num_experts_per_tok": 1, "interleave_moe_layer_step": 1,
-        "max_position_embeddings": 10485760, "hidden_act": "silu", "moe_layers": [0],
-        "no_rope_layers": [1], "attention_chunk_size": 8192,
+        "model_type": "llama4_text",
+        "hidden_size": 5120,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "vocab_size": 202048,
+        "num_local_experts": 16,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 1,
+        "max_position_embeddings": 10485760,
+        "hidden_act": "silu",
+        "moe_layers": [0],
+        "no_rope_layers": [1],
+        "attention_chunk_size": 8192,
     }
     vision = {
-        "model_type": "llama4_vision_model", "hidden_size": 1408, "image_size": 336,
-        "intermediate_size": 5632, "num_attention_heads": 16, "num_hidden_layers": 34,
-        "patch_size": 14, "num_channels": 3, "pixel_shuffle_ratio": 0.5,
-        "projector_input_dim": 4096, "projector_output_dim": 4096, "vision_output_dim": 4096,
+        "model_type": "llama4_vision_model",
+        "hidden_size": 1408,
+        "image_size": 336,
+        "intermediate_size": 5632,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 34,
+        "patch_size": 14,
+        "num_channels": 3,
+        "pixel_shuffle_ratio": 0.5,
+        "projector_input_dim": 4096,
+        "projector_output_dim": 4096,
+        "vision_output_dim": 4096,
     }
     tiles = {"image_processor_config": {"max_patches": 16}, "boi_token_index": 200080}
     model = _read("llama4", {"text_config": text, "vision_config": vision, **tiles})

@@ -24,7 +24,18 @@ _OMNI = {
         "head_dim": 128,
     }
 }
+# The queries of granite-speech-3.3; the class's own are of another width.
+_QUERIES = {
+    "model_type": "blip_2_qformer",
+    "hidden_size": 1024,
+    "encoder_hidden_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "cross_attention_frequency": 1,
+}
 _MISSING: Mapping[str, Mapping[str, Any]] = {
+    "granite_speech": {"projector_config": _QUERIES},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": _ROUTED,
     "hunyuan_v1_dense": {"head_dim": 128},
@@ -46,6 +57,7 @@ _SEEING = (
 )
 # By a name of their class; those have none of text alone.
 _HEARING = {
+    "granite_speech": "GraniteSpeechForConditionalGeneration",
     "qwen2_5_omni_thinker": "Qwen2_5OmniThinkerForConditionalGeneration",
     "qwen2_audio": "Qwen2AudioForConditionalGeneration",
     "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinkerForConditionalGeneration",

@@ -89,6 +89,25 @@ def test_a_conformer_computes_the_seconds_there_are_on_every_rank() -> None:
     assert _flops(_lower(_GEMMA, 6, tp=2), "gemm") == _flops(nodes, "gemm")
 
 
+def test_queries_make_tokens_of_windows_of_a_conformers_frames() -> None:
+    """Granite Speech: 50 frames of a second, of 15 of which three tokens are made."""
+    dims = {"num_layers": 16, "hidden": 1024, "num_heads": 8, "chunk": 200, "context": 200}
+    dims |= {"conv_kernel": 15, "sampled_features": 160, "output": 0, "conv_width": 2048}
+    dims |= {"num_positions": 1025, "frame_ms": 20, "max_frames": 0, "query_window": 15}
+    dims |= {"window_queries": 3, "query_layers": 2, "query_heads": 16, "query_intermediate": 4096}
+    part = LayerPart(kind="audio_encoder", dims=dims)
+    model = replace(find_model("llama-3-8b"), extras=(part,))
+    heard = encode_sound(model, SoundSpec(seconds=3.1))
+    assert (155, 33) == (heard.num_patches, heard.tokens_each)
+    nodes = _lower(model, 3.1)
+    layers = 16 * (2 * 2 * 4 + 4 + 3 * 2) * 1024**2 + 160 * 1024
+    of_tokens = 2 * (6 + 2 * 4) * 1024**2 + 1024 * model.hidden
+    of_frames = 2 * 2 * 1024**2
+    assert _flops(nodes, "gemm") == 2 * (155 * layers + 33 * of_tokens + 165 * of_frames)
+    queries = 2 * 33 * (3 + 15) * 1024
+    assert _flops(nodes, "encoder_attention") == 4 * (16 * 200 * 200 * 1024 + queries)
+
+
 def test_the_first_token_waits_for_the_encoder() -> None:
     workload = WorkloadSpec(
         arrival="constant",

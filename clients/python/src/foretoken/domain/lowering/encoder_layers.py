@@ -55,20 +55,21 @@ def list_speech_ends(part: LayerPart, width: int, images: EncodedImages, tp: int
 
 
 # Around each half of an MLP, attention and the convolution, and at the end of a layer.
-_NORMS_OF_LAYER, _RESIDUALS_OF_LAYER = 9, 4
+_NORMS_OF_LAYER, _LAYER_NORMS_OF_LAYER, _RESIDUALS_OF_LAYER = 9, 5, 4
 
 
 def list_conformer_calls(part: LayerPart, width: int, images: EncodedImages) -> list[Call]:
     """Return the layers of a conformer, and the products around them.
 
-    Attention goes by chunks, each to what is around it. Source: Gemma 4's modelling file in
-    transformers 5.
+    Attention goes by chunks, each to what is around it. Source: the modelling files of Gemma 4 and
+    Granite Speech in transformers 5.
     """
     frames, hidden, repeat = (
         images.num_images * images.num_patches,
         part["hidden"],
         part["num_layers"],
     )
+    inner, convolved = part["intermediate"] or 4 * hidden, part["conv_width"] or hidden
     own = {"num_tokens": frames, "hidden": hidden}
     chunks = images.num_images * -(-images.num_patches // part["chunk"])
     attention = {
@@ -82,27 +83,59 @@ def list_conformer_calls(part: LayerPart, width: int, images: EncodedImages) -> 
     def product(n: int, k: int) -> Mapping[str, float]:
         return {"m": frames, "n": n, "k": k}
 
-    convolved = {"num_seqs": images.num_images, "num_tokens": frames, "channels": hidden}
-    output = part["output"]
+    channels = {"num_seqs": images.num_images, "num_tokens": frames, "channels": convolved}
+    norms = _NORMS_OF_LAYER if not part["num_positions"] else _LAYER_NORMS_OF_LAYER
+    norm = "layer_norm" if part["num_positions"] else "rms_norm"
     return [
         ("frames", "gemm", product(hidden, part["sampled_features"]), 1),
-        ("norm", "rms_norm", own, _NORMS_OF_LAYER * repeat),
-        ("up_proj", "gemm", product(4 * hidden, hidden), 2 * repeat),
-        ("activation", "silu", {"num_tokens": frames, "intermediate": 4 * hidden}, 2 * repeat),
-        ("down_proj", "gemm", product(hidden, 4 * hidden), 2 * repeat),
+        ("norm", norm, own, norms * repeat),
+        ("up_proj", "gemm", product(inner, hidden), 2 * repeat),
+        ("activation", "silu", {"num_tokens": frames, "intermediate": inner}, 2 * repeat),
+        ("down_proj", "gemm", product(hidden, inner), 2 * repeat),
         ("qkv_proj", "gemm", product(3 * hidden, hidden), repeat),
         ("attention", "encoder_attention", attention, repeat),
         ("out_proj", "gemm", product(hidden, hidden), repeat),
-        ("gate_proj", "gemm", product(2 * hidden, hidden), repeat),
-        ("gate", "silu_mul", {"num_tokens": frames, "intermediate": hidden}, repeat),
+        ("gate_proj", "gemm", product(2 * convolved, hidden), repeat),
+        ("gate", "silu_mul", {"num_tokens": frames, "intermediate": convolved}, repeat),
         (
             "convolution",
             "causal_conv_prefill",
-            {**convolved, "kernel_size": part["conv_kernel"]},
+            {**channels, "kernel_size": part["conv_kernel"]},
             repeat,
         ),
-        ("convolved_proj", "gemm", product(hidden, hidden), repeat),
+        ("convolved_proj", "gemm", product(hidden, convolved), repeat),
         ("residual", "residual_add", own, _RESIDUALS_OF_LAYER * repeat),
-        ("output", "gemm", product(output, hidden), 1),
-        ("projector", "gemm", product(width, output), 1),
+        *_conformer_ends(part, width, images),
     ]
+
+
+def _conformer_ends(part: LayerPart, width: int, images: EncodedImages) -> Iterator[Call]:
+    """Return what makes tokens of frames: products, or queries that attend to windows of them."""
+    frames, tokens = images.num_images * images.num_patches, images.num_tokens
+    hidden, output = part["hidden"], part["output"] or part["hidden"]
+    if part["output"]:
+        yield "output", "gemm", {"m": frames, "n": output, "k": hidden}, 1
+    if repeat := part["query_layers"]:
+        yield from _query_calls(part, images, repeat)
+    yield "projector", "gemm", {"m": tokens, "n": width, "k": output}, 1
+
+
+def _query_calls(part: LayerPart, images: EncodedImages, repeat: int) -> Iterator[Call]:
+    """Return the layers of queries: they attend to each other, then to the frames of a window."""
+    tokens, hidden, inner = images.num_tokens, part["hidden"], part["query_intermediate"]
+    each, window = part["window_queries"], part["query_window"]
+    windows = tokens // each
+    heads = {"num_heads": part["query_heads"], "head_dim": hidden // part["query_heads"]}
+    own = {"num_seqs": windows, "num_tokens": tokens, "score_pairs": tokens * each, **heads}
+    seen = {**own, "score_pairs": tokens * window}
+    of_frames = {"m": windows * window, "n": 2 * hidden, "k": hidden}
+    square = {"m": tokens, "n": hidden, "k": hidden}
+    yield "query_qkv_proj", "gemm", {**square, "n": 3 * hidden}, repeat
+    yield "query_attention", "encoder_attention", own, repeat
+    yield "query_out_proj", "gemm", square, 3 * repeat  # with both of the attention to frames
+    yield "query_frames_proj", "gemm", of_frames, repeat
+    yield "query_frames_attention", "encoder_attention", seen, repeat
+    yield "query_up_proj", "gemm", {**square, "n": inner}, repeat
+    yield "query_activation", "gelu", {"num_tokens": tokens, "intermediate": inner}, repeat
+    yield "query_down_proj", "gemm", {**square, "k": inner}, repeat
+    yield "query_norm", "layer_norm", {"num_tokens": tokens, "hidden": hidden}, 3 * repeat

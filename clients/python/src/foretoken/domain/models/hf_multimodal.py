@@ -47,6 +47,7 @@ _TYPES = {
     "gemma4": "gemma4_text",
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
+    "granite_speech": "granite",
     "gemma4_unified": "gemma4_text",
     "idefics3": "llama",
     "internvl": "qwen2",
@@ -135,6 +136,8 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
     if sound := reader.get("audio_config"):
         kind = _speech_encoder if model_type in _SPEAKING else _audio_encoder
         extras = (*extras, kind(reader, sound))
+    if model_type == "granite_speech":
+        extras = (*extras, _queried_encoder(reader))
     is_tied = reader.flag("tie_word_embeddings", default=fields["has_tied_embedding"])
     return {**fields, "has_tied_embedding": is_tied, "extras": extras}
 
@@ -245,6 +248,58 @@ def _audio_encoder(outer: ConfigReader, config: object) -> LayerPart:
     }
     for violation in sound.violations:
         outer.refuse(f"audio_config.{violation.field}", violation.description)
+    return LayerPart(kind="audio_encoder", dims=dims)
+
+
+# Sound of a frame, two of whose spectra stand next to each other. Source: transformers 5,
+# feature_extraction_granite_speech.py (`hop_length` 160 at 16 kHz).
+_STACKED_FRAME_MS = 20
+
+
+def _queried_encoder(reader: ConfigReader) -> LayerPart:
+    """Return Granite Speech's conformer with the queries that make tokens of its frames.
+
+    Of its frames are guessed letters in between, a product or two that do not count; the adapter
+    that text has with sound is a workload's (`lora`).
+    """
+    reader.ignore("has_lora_adapter", "audio_token_index")
+    sections = {name: reader.get(name) for name in ("encoder_config", "projector_config")}
+    for name, found in sections.items():
+        if not isinstance(found, Mapping):
+            reader.refuse(name, f"expected an object, found {found!r:.80}")
+            sections[name] = {}
+    sound, queries = (ConfigReader(each) for each in sections.values())
+    hidden, window = sound.integer("hidden_dim", "hidden_size"), reader.optional("window_size", 15)
+    chunk = sound.optional("context_size", 200)
+    for key, allowed in (
+        ("hidden_size", hidden),
+        ("encoder_hidden_size", hidden),
+        ("cross_attention_frequency", 1),
+    ):
+        queries.require(key, default=allowed, allowed=allowed)
+    dims = {
+        "num_layers": sound.integer("num_layers", "num_hidden_layers"),
+        "hidden": hidden,
+        "num_heads": sound.integer("num_heads", "num_attention_heads"),
+        "chunk": chunk,
+        "context": chunk,
+        "conv_kernel": sound.optional("conv_kernel_size", 15),
+        "sampled_features": sound.integer("input_dim", "num_mel_bins"),
+        "output": 0,
+        "intermediate": hidden * sound.optional("feedforward_mult", 4),
+        "conv_width": hidden * sound.optional("conv_expansion_factor", 2),
+        "num_positions": 2 * sound.optional("max_pos_emb", 512) + 1,
+        "frame_ms": _STACKED_FRAME_MS,
+        "max_frames": 0,
+        "query_window": window,
+        "window_queries": max(window // reader.optional("downsample_rate", 5), 1),
+        "query_layers": queries.optional("num_hidden_layers", 12),
+        "query_heads": queries.optional("num_attention_heads", 12),
+        "query_intermediate": queries.optional("intermediate_size", 3072),
+    }
+    for name, part in (("encoder_config", sound), ("projector_config", queries)):
+        for violation in part.violations:
+            reader.refuse(f"{name}.{violation.field}", violation.description)
     return LayerPart(kind="audio_encoder", dims=dims)
 
 

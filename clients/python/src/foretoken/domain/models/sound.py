@@ -8,15 +8,14 @@ from foretoken.domain.models.image import EncodedImages
 from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.requests.workload import SoundSpec
 
-# Frames of a second that a conformer is left with, each a token, and the most of a recording.
-# Source: `audio_ms_per_token` and `audio_seq_length` of Gemma 4's processor in transformers 5.
-_CONFORMER_FRAMES_PER_S, _MAX_CONFORMER_FRAMES = 25, 750
+_MS_OF_S = 1000
 
 
 def encode_sound(model: ModelArchitecture, sound: SoundSpec, first_token: int = 0) -> EncodedImages:
     """Return what a model's encoder makes of recordings.
 
-    A conformer takes the seconds that there are, up to its limit. Whisper's encoder computes whole
+    A conformer takes the seconds that there are, up to its limit; of each window of frames, the
+    last one filled up, queries make tokens, or each frame is one. Whisper's encoder computes whole
     windows, of 30 s where a model has no shorter ones; what fills the last one up becomes tokens as
     well where the model says so.
 
@@ -37,9 +36,11 @@ def encode_sound(model: ModelArchitecture, sound: SoundSpec, first_token: int = 
     )
 
 
-def _of_conformer(_: LayerPart, seconds: float) -> tuple[int, int, int]:
-    frames = min(ceil(seconds * _CONFORMER_FRAMES_PER_S), _MAX_CONFORMER_FRAMES)
-    return 1, frames, frames
+def _of_conformer(part: LayerPart, seconds: float) -> tuple[int, int, int]:
+    frames = ceil(seconds * _MS_OF_S / part["frame_ms"])
+    frames = min(frames, part["max_frames"] or frames)
+    window = part["query_window"]
+    return 1, frames, ceil(frames / window) * part["window_queries"] if window else frames
 
 
 def _of_whisper(part: LayerPart, seconds: float) -> tuple[int, int, int]:
