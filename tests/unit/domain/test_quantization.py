@@ -214,3 +214,21 @@ def test_releases_take_the_format_of_the_kv_cache_from_a_checkpoint_or_not(
     engine = EngineSpec(profile=profile)
     scenario = ServingScenario(model="deepseek-v3.1-nvfp4", device="b200_sxm", engine=engine)
     assert expected is scenario.kv_dtype
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "engine", "expected"),
+    [
+        ("glm-5", "b200", "sglang-0.5", DType.FP8),
+        ("glm-5", "rtx_pro_6000", "sglang-0.5.20", DType.FP8),
+        ("glm-5", "h200_sxm", "sglang-0.5", None),
+        ("glm-5", "b200", "vllm-0.28", None),
+        ("deepseek-v3", "b200", "sglang-0.5", None),
+    ],
+)
+def test_an_engine_keeps_the_cache_of_chosen_tokens_in_a_format_of_the_device(
+    model: str, device: str, engine: str, expected: DType | None
+) -> None:
+    scenario = ServingScenario(model=model, device=device, engine=EngineSpec(profile=engine))
+    assert expected == scenario.kv_dtype
+    assert DType.BF16 == dataclasses.replace(scenario, kv_dtype=DType.BF16).kv_dtype

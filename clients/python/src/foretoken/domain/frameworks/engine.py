@@ -12,6 +12,7 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError, Unknown
 from foretoken.domain.frameworks.capability import Conflict, Has, find_unknown
 from foretoken.domain.frameworks.kv_tier import KvTier, read_tiers
 from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.plugins import load_yaml_folder, parse_yaml_value
 from foretoken.domain.requests.option import option
 from foretoken.domain.units import GIB
@@ -139,6 +140,8 @@ class EngineProfile:
     their own, for that share of the others' tokens. With `shares_states` so do the recurrent states
     of running requests; else there is one for each of `max_num_seqs`. With `follows_kv_scales` the
     cache is in the format that a checkpoint has scales for, unless a scenario has another.
+    of running requests; else there is one for each of `max_num_seqs`. That of latent attention to
+    chosen tokens is by default in a format of the device's architecture, `sparse_kv_dtypes`.
 
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
@@ -203,6 +206,7 @@ class EngineProfile:
     window_tokens_ratio: float = 0.0
     shares_states: bool = False
     follows_kv_scales: bool = False
+    sparse_kv_dtypes: Mapping[str, DType] = field(default_factory=dict, hash=False)
     has_async_scheduling: bool = False
     graph_mode: str = "none"
     graph_capture_sizes: tuple[int, ...] = ()

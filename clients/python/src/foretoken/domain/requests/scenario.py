@@ -12,6 +12,7 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.training_truth import ModuleTimes, TrainingCalibration
 from foretoken.domain.models.load import REQUIRED, ModelField, settle_model
 from foretoken.domain.models.quantization import settle_quantization
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.cluster import ClusterSpec, LoraSpec, SpeculativeSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.option import describe, flag, option
@@ -20,6 +21,8 @@ from foretoken.domain.requests.workload import WorkloadSpec
 
 # How the ranks of cp exchange; each is a pass of `parallelism/`.
 CONTEXT_PARALLELS = ("ring", "all_to_all", "hierarchical")
+# Latent attention to chosen tokens, a kind of layer.
+_SPARSE = "sparse_latent"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +134,8 @@ class ServingScenario:
         settle_devices(self, "device")
         settle_model(self)
         self._settle_checkpoint()
+        if self.kv_dtype is None:
+            object.__setattr__(self, "kv_dtype", self._find_sparse_cache())
         checks = {
             "seed": (self.seed >= 0, "must not be negative"),
             "moe_imbalance_ratio": (self.moe_imbalance_ratio >= 1, "must be at least 1"),
@@ -169,6 +174,12 @@ class ServingScenario:
         is_as_stored = self.model.kv_dtype is not None and stored and scheme == stored
         if self.kv_dtype is None and is_as_stored and self.engine.resolve().follows_kv_scales:
             object.__setattr__(self, "kv_dtype", self.model.kv_dtype)
+
+    def _find_sparse_cache(self) -> DType | None:
+        """Return the engine's format of what is attended to in part; None: that of the model."""
+        if all(kind.name != _SPARSE for kind in stack_of(self.model).kinds):
+            return None
+        return self.engine.resolve().sparse_kv_dtypes.get(find_device(self.device).architecture)
 
 
 def replica_layout(layout: ParallelLayout) -> ParallelLayout:
