@@ -187,10 +187,6 @@ class JobFolder:
         if lock is not None:
             os.close(lock)
 
-    def has_kept(self, job_id: str) -> bool:
-        """Whether a job keeps anything that the next one of an equal request can use."""
-        return any(path.stat().st_size for path in self.path.glob(f"{job_id}.*{KEPT_SUFFIX}"))
-
     def hand_on(self, job_id: str, heir: str) -> None:
         """Give what a failed job kept to another one, and remove what else it left."""
         for path in self.path.glob(f"{job_id}.*{KEPT_SUFFIX}"):

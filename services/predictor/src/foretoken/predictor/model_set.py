@@ -112,6 +112,24 @@ class Wanted:
         return cls(query.framework, table.variant, table.kernel, query.preferred_framework)
 
 
+class SeriesByHead(Mapping[SeriesKey, SeriesModel]):
+    """Series that are loaded when they are asked for; what there is their heads say."""
+
+    heads: Mapping[SeriesKey, SeriesHead]
+
+    def __contains__(self, key: object) -> bool:
+        """Tell whether there is such a series, without loading it."""
+        return key in self.heads
+
+    def __iter__(self) -> Iterator[SeriesKey]:
+        """Yield the keys."""
+        return iter(self.heads)
+
+    def __len__(self) -> int:
+        """How many series there are."""
+        return len(self.heads)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSet:
     """Trained models by key. `version` is empty for the set that knows no measurement.

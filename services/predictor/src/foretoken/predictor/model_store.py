@@ -23,7 +23,7 @@ from foretoken.domain.errors import CorruptCatalogError, ForetokenError, NotTrai
 from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.jobs.progress import tell_job
 from foretoken.predictor.learned_folder import LearnedFolder
-from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.model_set import ModelSet, SeriesByHead
 from foretoken.predictor.packed_model import (
     STORE_REVISION,
     has_model,
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 _INDEX, _TRANSFERS = "index.json", "transfers"
 
 
-class StoredSeries(Mapping[SeriesKey, SeriesModel]):
+class StoredSeries(SeriesByHead):
     """The models of series, each unpacked when first asked for, and then kept."""
 
     def __init__(
@@ -102,18 +102,6 @@ class StoredSeries(Mapping[SeriesKey, SeriesModel]):
         """Return how good the model of a series is."""
         with _reading(key):
             return unpack_report(self.packed(key))
-
-    def __contains__(self, key: object) -> bool:
-        """Tell whether there is such a series, without loading it."""
-        return key in self.heads
-
-    def __iter__(self) -> Iterator[SeriesKey]:
-        """Yield the keys."""
-        return iter(self.heads)
-
-    def __len__(self) -> int:
-        """How many series there are."""
-        return len(self.heads)
 
 
 @contextmanager

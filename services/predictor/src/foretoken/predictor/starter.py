@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.learned_folder import LearnedFolder
-from foretoken.predictor.model_set import Choice, ModelSet, Wanted
+from foretoken.predictor.model_set import Choice, ModelSet, SeriesByHead, Wanted
 from foretoken.predictor.model_store import read_models
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.trainer import SeriesModel, train_series
@@ -94,7 +94,7 @@ def _read_index(folder: Path) -> tuple[Mapping[SeriesKey, StarterEntry], str]:
     return entries, hashlib.sha256(content).hexdigest()
 
 
-class StarterSeries(Mapping[SeriesKey, SeriesModel]):
+class StarterSeries(SeriesByHead):
     """The models of a starter's series, each trained when first asked for, and then kept."""
 
     def __init__(self, folder: Path, kept: Path, config: PredictorConfig) -> None:
@@ -170,18 +170,6 @@ class StarterSeries(Mapping[SeriesKey, SeriesModel]):
     def _tunings(self) -> Tunings:
         return read_tunings(self._folder / TUNING_NAME)
 
-    def __contains__(self, key: object) -> bool:
-        """Tell whether there is such a series, without loading it."""
-        return key in self.heads
-
-    def __iter__(self) -> Iterator[SeriesKey]:
-        """Yield the keys."""
-        return iter(self.heads)
-
-    def __len__(self) -> int:
-        """How many series there are."""
-        return len(self.heads)
-
 
 def _unite(entries: Mapping[SeriesKey, StarterEntry]) -> Mapping[SeriesKey, list[SeriesKey]]:
     """Return the series of several frameworks that unite into one, by the key of that one."""
@@ -211,7 +199,7 @@ def _read_prior(path: Path) -> Mapping[str, TransferModel]:
         return {}
 
 
-class _LayeredSeries(Mapping[SeriesKey, SeriesModel]):
+class _LayeredSeries(SeriesByHead):
     """Own models, and those of the starter of what own ones know nothing of."""
 
     def __init__(self, own: ModelSet, starter: ModelSet) -> None:
@@ -225,15 +213,6 @@ class _LayeredSeries(Mapping[SeriesKey, SeriesModel]):
         if key not in self.heads:
             raise KeyError(key)
         return self._own[key] if key in self._own else self._starter[key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.heads
-
-    def __iter__(self) -> Iterator[SeriesKey]:
-        return iter(self.heads)
-
-    def __len__(self) -> int:
-        return len(self.heads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

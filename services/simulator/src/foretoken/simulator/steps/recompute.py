@@ -83,11 +83,6 @@ class RecomputePlan:
     saved: tuple[SavedTensor, ...] = ()
     rebuilt: tuple[SavedTensor, ...] = ()
 
-    @property
-    def saved_bytes(self) -> int:
-        """Bytes that one micro batch keeps."""
-        return sum(tensor.total_bytes for tensor in self.saved)
-
 
 def plan_recompute(forward: Nodes, scenario: TrainingScenario, rank: RankContext) -> RecomputePlan:
     """Return what a chunk with these forward operators recomputes.
