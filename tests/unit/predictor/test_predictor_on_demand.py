@@ -185,6 +185,28 @@ def test_another_product_of_the_chip_is_read_only_for_software_nearer_to_what_wa
     assert [("gemm", "h200_sxm"), ("gemm", "h100_sxm")][:num_reads] == catalog.reads
 
 
+@pytest.mark.parametrize(("farthest", "num_trained"), [(2048, 1), (65536, 2)])
+def test_older_software_is_trained_only_where_its_points_are_nearer(
+    open_over: Open, folder: Path, farthest: int, num_trained: int
+) -> None:
+    def rows_of(version: str) -> Rows:
+        return gemm_rows(framework="vllm", framework_version=version)
+
+    dims = {"m": farthest, "n": 4096, "k": 4096}
+    latency_us = 3.0 * base_us("gemm", dims)
+    beyond = row_of("gemm", dims, latency_us, framework="vllm", framework_version="0.25.0")
+    rows = [*rows_of("0.26.0"), *rows_of("0.25.0"), beyond]
+    catalogs = MeasuredCatalog(rows), MeasuredCatalog(rows)
+    first, second = (
+        reply_of(open_over(catalog), FAR, preferred_framework="vllm 0.26") for catalog in catalogs
+    )
+    trained = [name for name in kept_in(folder) if not name.endswith("-points")]
+    assert num_trained == len(trained)
+    assert latency_of(first) == latency_of(second)
+    assert [("gemm", "a30")] == catalogs[0].reads
+    assert [] == catalogs[1].reads
+
+
 def test_the_next_process_neither_reads_nor_trains(open_over: Open) -> None:
     first, second = MeasuredCatalog(gemm_rows()), MeasuredCatalog(gemm_rows())
     before = reply_of(open_over(first), BETWEEN)

@@ -264,12 +264,17 @@ class Estimator:
         answered = self._from_series(source.choice, measured, weight)
         is_unlike = _is_unlike(source.choice, call)
         for other in source.choices[1:] if not query.framework else ():
-            if np.isin(answered.provenance, _COVERED).all():
+            is_open = ~np.isin(answered.provenance, _COVERED)
+            if not is_open.any():
                 break
             is_other_unlike = _is_unlike(other, call)
-            answered = _take_surer(
-                answered, self._from_series(other, measured, weight), is_unlike, is_other_unlike
-            )
+            is_nearer = other.reach.is_nearer(measured, answered.nearest_octaves)
+            is_open &= np.where(is_unlike == is_other_unlike, is_nearer, is_unlike)
+            # To train a series takes half a second, to look its points up a hundredth.
+            if not is_open.any():
+                continue
+            answer = self._from_series(other, measured, weight)
+            answered = _take_surer(answered, answer, is_open, is_unlike & ~is_other_unlike)
             is_unlike &= is_other_unlike
         found = lengthen(call, _limit_doubt(answered, transfer), source.choice.head.key.variant)
         return found if is_own else move_to_sibling(found, measured.base_us, design.base_us)
@@ -287,8 +292,8 @@ class Estimator:
         self, choice: Choice, design: Design, measured_weight: float
     ) -> LatencyColumns:
         model = choice.model
-        neighbours = model.index.find(design)
-        tiers = model.coverage.tiers(design, neighbours)
+        neighbours = model.reach.index.find(design)
+        tiers = model.reach.coverage.tiers(design, neighbours)
         answer = model.regressor.predict(design, tiers)
         is_beyond = is_extrapolated(tiers)
         floor_us = model.min_roofline_ratio * design.roofline_us
@@ -429,7 +434,7 @@ def _is_unlike(choice: Choice, call: Call) -> _Flags:
 
     How long those take says nothing of them, however small the step in the part's size.
     """
-    known = choice.model.series.columns
+    known = choice.reach.series.columns
     is_unlike = np.zeros(len(call.columns[call.spec.dim_names[0]]), dtype=np.bool_)
     for dim in call.spec.dims:
         if dim.minimum == 0:
@@ -439,15 +444,14 @@ def _is_unlike(choice: Choice, call: Call) -> _Flags:
 
 
 def _take_surer(
-    found: LatencyColumns, other: LatencyColumns, is_unlike: _Flags, is_other_unlike: _Flags
+    found: LatencyColumns, other: LatencyColumns, is_open: _Flags, is_other_like: _Flags
 ) -> LatencyColumns:
-    """Return the rows of another answer that it is surer of, where the first one extrapolates.
+    """Return the open rows of another answer that it is surer of.
 
-    What knows such calls is surer than what does not.
+    What alone knows calls like these is surer than what does not.
     """
     is_surer = other.high_us * found.low_us < found.high_us * other.low_us
-    is_surer = np.where(is_unlike == is_other_unlike, is_surer, is_unlike)
-    takes_other = is_surer & ~np.isin(found.provenance, _COVERED)
+    takes_other = is_open & (is_surer | is_other_like)
     return choose_rows(~takes_other, found, other, ("nearest to what was asked", "surer"))
 
 

@@ -129,7 +129,7 @@ def _only_call(query: LatencyQuery) -> OperatorTable:
 
 
 def _with_model(explanation: Explanation, model: SeriesModel, design: Design) -> Explanation:
-    tiers = model.coverage.tiers(design, model.index.find(design))
+    tiers = model.reach.coverage.tiers(design, model.reach.index.find(design))
     known = replace(
         explanation,
         tier=_TIER_NAMES[Tier(int(tiers[0]))],

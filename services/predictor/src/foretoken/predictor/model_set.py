@@ -1,6 +1,6 @@
 """All models of one version, and which of them answers a question."""
 
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -10,6 +10,7 @@ from foretoken.domain.measurements.estimate import DType, LatencyQuery, Operator
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.predictor.known_names import KnownNames
+from foretoken.predictor.reach import Reach
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.software import (
     DEFAULT_SOFTWARE,
@@ -59,6 +60,12 @@ class Choice:
     def model(self) -> SeriesModel:
         """The model, loaded when first asked for."""
         return self.models[self.head.key]
+
+    @property
+    def reach(self) -> Reach:
+        """Where its points lie, known without loading or training the model."""
+        find: Callable[[SeriesKey], Reach] | None = getattr(self.models, "reach", None)
+        return self.model.reach if find is None else find(self.head.key)
 
     @property
     def other_framework(self) -> str:

@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -34,6 +34,7 @@ from foretoken.predictor.packed_model import (
     unpack_report,
 )
 from foretoken.predictor.packing import pack, unpack
+from foretoken.predictor.reach import Reach
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
@@ -53,14 +54,17 @@ class StoredSeries(SeriesByHead):
         heads: Mapping[SeriesKey, SeriesHead],
         packed: Mapping[str, bytes],
         learned: LearnedFolder | None = None,
+        read_points: Callable[[SeriesKey], Series] | None = None,
     ) -> None:
         """Keep what is known of every series, and what reads their members by name.
 
-        Models of members that have none are looked for in `learned`, and kept there.
+        Models of members that have none are looked for in `learned`, and kept there. `read_points`
+        knows the points of series whose members are yet to be made.
         """
         self.heads = heads
-        self._packed, self._learned = packed, learned
+        self._packed, self._learned, self._read_points = packed, learned, read_points
         self._models: dict[SeriesKey, SeriesModel] = {}
+        self._reaches: dict[SeriesKey, Reach] = {}
         self._lock = threading.Lock()
 
     def packed(self, key: SeriesKey) -> bytes:
@@ -91,7 +95,18 @@ class StoredSeries(SeriesByHead):
     def read_series(self, key: SeriesKey) -> Series:
         """Return the points of a series, without its model."""
         with _reading(key):
+            if self._read_points is not None:
+                return self._read_points(key)
             return unpack_points(self.heads[key], self.packed(key))
+
+    def reach(self, key: SeriesKey) -> Reach:
+        """Return where the points of a series lie, without its model."""
+        with self._lock:
+            if key in self._models:
+                return self._models[key].reach
+            if key not in self._reaches:
+                self._reaches[key] = Reach(self.read_series(key))
+            return self._reaches[key]
 
     def has_model(self, key: SeriesKey) -> bool:
         """Tell whether a series' member has its model, or the points alone."""

@@ -34,9 +34,9 @@ from foretoken.predictor.model_store import (
     training_label,
     write_models,
 )
-from foretoken.predictor.packed_model import pack_model
+from foretoken.predictor.packed_model import pack_model, pack_points, unpack_points
 from foretoken.predictor.trainer import hash_training, train_series
-from foretoken.predictor.training_rows import Series, SeriesKey, read_series
+from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, read_series
 from foretoken.predictor.transfer import train_transfers
 
 _log = logging.getLogger(__name__)
@@ -164,7 +164,8 @@ class Learner:
                 heads = {head.key: head for head in outline.heads}
                 keys = {head.content_hash: head.key for head in outline.heads}
                 members = _TrainedMembers(self.kept, keys, partial(self._train, place))
-                learned = replace(outline, series=StoredSeries(heads, members))
+                points = partial(self._read_points, place, heads)
+                learned = replace(outline, series=StoredSeries(heads, members, None, points))
                 self._learned[place] = learned
             return self._learned[place]
 
@@ -197,6 +198,19 @@ class Learner:
         )
         self.kept.keep(hash_training(series, self._config, _SEED), packed)
         return packed
+
+    def _read_points(
+        self, place: _Place, heads: Mapping[SeriesKey, SeriesHead], key: SeriesKey
+    ) -> Series:
+        """Return the points of a series; kept, so that not every process reads all rows again."""
+        name = heads[key].content_hash
+        for kept in (name, f"{name}-points"):
+            with suppress(KeyError, zlib.error):
+                return unpack_points(heads[key], self.kept[kept])
+        with self._lock:
+            series = self._read_rows(place)[key]
+        self.kept.keep(f"{name}-points", pack_points(series, self._config, _SEED))
+        return series
 
     def _read_rows(self, place: _Place) -> Mapping[SeriesKey, Series]:
         """Return the series of a subject; rows of the subjects read last stay in memory."""

@@ -28,6 +28,7 @@ from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.model_set import Choice, ModelSet, SeriesByHead, Wanted
 from foretoken.predictor.model_store import read_models
+from foretoken.predictor.reach import Reach
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.trainer import SeriesModel, train_series
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, unite_series
@@ -110,6 +111,7 @@ class StarterSeries(SeriesByHead):
         parameters = json.dumps([dataclasses.asdict(config.booster), config.min_rows])
         self._identity = f"{index_hash} {FEATURE_REVISION} {parameters}"
         self._models: dict[SeriesKey, SeriesModel] = {}
+        self._reaches: dict[SeriesKey, Reach] = {}
         self._lock = threading.Lock()
         self.heads = {key: self._head([key], key) for key in self._entries}
         self.heads |= {key: self._head(keys, key) for key, keys in self._united.items()}
@@ -148,6 +150,15 @@ class StarterSeries(SeriesByHead):
             noise_log=entry.noise_log,
             kernels=entry.kernels,
         )
+
+    def reach(self, key: SeriesKey) -> Reach:
+        """Return where the points of a series lie, without its model."""
+        with self._lock:
+            if key in self._models:
+                return self._models[key].reach
+            if key not in self._reaches:
+                self._reaches[key] = Reach(self.read_series(key))
+            return self._reaches[key]
 
     def __getitem__(self, key: SeriesKey) -> SeriesModel:
         """Return the model of a series; the first time it takes a second or two."""

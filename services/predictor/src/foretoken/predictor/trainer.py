@@ -18,9 +18,9 @@ from foretoken.predictor.features import (
 )
 from foretoken.predictor.held_out import report_errors, to_errors
 from foretoken.predictor.intervals.calibration import Calibration, calibrate
-from foretoken.predictor.intervals.coverage import CoverageMap, Tier, map_coverage
+from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.intervals.holdout import thin_rows
-from foretoken.predictor.neighbours import PointIndex
+from foretoken.predictor.reach import Reach
 from foretoken.predictor.regression.cross_validation import (
     Answers,
     CrossValidation,
@@ -63,14 +63,9 @@ class SeriesModel:
         return self.series.head(self.content_hash)
 
     @cached_property
-    def index(self) -> PointIndex:
-        """The points, to be looked up."""
-        return PointIndex(self.series.points)
-
-    @cached_property
-    def coverage(self) -> CoverageMap:
+    def reach(self) -> Reach:
         """Where the points lie."""
-        return map_coverage(self.series.key.spec, self.series.points, self.series.axes)
+        return Reach(self.series)
 
     @cached_property
     def floor(self) -> MonotoneFloor:
