@@ -421,6 +421,13 @@ _FAMILIES: Mapping[str, Grouped] = {
     "mellum": Grouped(qk_norm=1, halves=_first_dense),
     "ministral": Grouped(),
     "ministral3": Grouped(),
+    # Its queries and keys have norms without weights of their own.
+    "muse_glimmer_text": Grouped(
+        turns_in_windows=True,
+        qk_norm=1,
+        gate=1,
+        ignored=("layer_rope_theta", "output_multiplier", "post_norm_eps", "qk_scale_factor"),
+    ),
     "nanochat": Grouped(qk_norm=1, is_gated=False),
     "nemotron": Grouped(is_gated=False, norm="layer_norm"),
     "olmo": Grouped(norm="layer_norm"),

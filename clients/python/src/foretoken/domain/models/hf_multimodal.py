@@ -61,6 +61,7 @@ _TYPES = {
     "llava_onevision": "qwen2",
     "minimax_m3_vl": "minimax_m3",
     "mistral3": "mistral",
+    "muse_glimmer": "muse_glimmer_text",
     "qwen2_5_omni_thinker": "qwen2_5_omni_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_audio": "qwen2",
@@ -147,6 +148,8 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
 _GATED = ("gemma4_vision", "glm4v", "pixtral", "qwen2_5_omni", "qwen2_5_vl")
 _WITHOUT_BIAS = ("pixtral",)
 _SINGLE_PROJECTOR = ("gemma4_vision", "siglip_vision_model")
+# With an adapter of two products before the one to the model's width.
+_ADAPTED = ("llama4_vision_model", "muse_glimmer_vision")
 
 
 def _mlp_width(vision: ConfigReader, hidden: int, family: str) -> int:
@@ -155,6 +158,13 @@ def _mlp_width(vision: ConfigReader, hidden: int, family: str) -> int:
     if vision.has("mlp_ratio"):
         return hidden * vision.integer("mlp_ratio")
     return vision.integer("vt_intermediate_size", "intermediate_size")
+
+
+def _adapter_width(outer: ConfigReader, merged: int) -> int:
+    if outer.get("model_type") != "muse_glimmer":
+        return merged
+    outer.ignore("out_hidden_size", "projector_hidden_act")
+    return outer.integer("projector_hidden_size")
 
 
 def _shuffled(outer: ConfigReader) -> int:
@@ -181,9 +191,13 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     if isinstance(merge, list) and all(isinstance(side, int) for side in merge):
         merged = merge[0] * merge[-1]
     merged *= _shuffled(inner if vision.has("pixel_shuffle_ratio") else outer)
-    depth = inner.optional("temporal_patch_size", 1)
+    merged *= vision.optional("merge_size", 1) ** 2
+    depth = inner.optional("temporal_patch_size", vision.optional("patch_temporal", 1))
     channels = vision.optional("in_channels", 0) or vision.optional("num_channels", 3)
-    height, width = (vision.optional(f"init_pos_emb_{side}", 0) for side in ("height", "width"))
+    height, width = (
+        vision.optional(f"init_pos_emb_{side}", vision.optional(f"pos_emb_{side}", 0))
+        for side in ("height", "width")
+    )
     positions = vision.optional("num_position_embeddings", height * width)
     inner_layers = vision.get("deepstack_visual_indexes")
     has_no_bias = vision.get("attn_bias") is False or vision.get("attention_bias") is False
@@ -207,9 +221,8 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
         "projector_in": hidden * merged,
         "projector_intermediate": 0
         if family in _SINGLE_PROJECTOR
-        else vision.optional("projector_output_dim", hidden * merged),
-        # Llama 4's adapter of two products, before the one to the model's width.
-        "projector_inner": int(family == "llama4_vision_model"),
+        else vision.optional("projector_output_dim", _adapter_width(outer, hidden * merged)),
+        "projector_inner": int(family in _ADAPTED),
         "num_projectors": 1 + len(inner_layers if isinstance(inner_layers, list) else ()),
         "patch_side": patch,
         "merged_patches": merged * pooled,
