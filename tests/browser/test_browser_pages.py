@@ -280,6 +280,34 @@ def test_limits_rank_again_and_the_link_shows_the_same(
         assert first == other.locator("#candidates tbody tr").first.inner_text()
 
 
+def test_an_answer_of_nothing_says_why_and_draws_no_empty_picture(
+    browser: Any, web: WebClient
+) -> None:
+    quick, whole = _ask(web, model="llama-3.1-70b")
+    with _open(browser) as page:
+        page.goto(_address(web, f"/answers/{quick}?simulation={whole}"))
+        page.get_by_text("None was simulated: nothing meets this.").wait_for()
+        assert page.get_by_text("out of memory").is_visible()
+        assert not page.locator("#scatter").is_visible()
+
+
+def test_the_ties_that_are_counted_are_those_that_the_answer_names(
+    browser: Any, web: WebClient, simulated: dict[str, str]
+) -> None:
+    """The error of a difference decides, not whether intervals overlap."""
+    with _open(browser) as page:
+        page.goto(_address(web, f"/strategies/{simulated['strategies']}"))
+        counted = page.locator("#counted")
+        counted.get_by_text("meet the limits").wait_for()
+        said = counted.inner_text()
+        spec = json.loads(page.locator("#controls").get_attribute("data-spec"))
+        marked = page.locator("#candidates tbody tr").filter(has_text=" tie")
+        names = set(marked.locator("th").all_inner_texts())
+    ties = set(spec["ties"]) - {spec["best"]}
+    assert said.endswith(f"; ties: {len(ties):,}")
+    assert names <= ties
+
+
 def test_strategies_are_ranked_again_and_the_link_shows_the_same(
     browser: Any, web: WebClient, simulated: dict[str, str]
 ) -> None:

@@ -87,12 +87,17 @@ def sum_up(report: AnyReport) -> str:
         deployments = report.candidates
         throughput = deployments.output_throughput_tps_per_gpu
         best = _describe_best(deployments, throughput, "output tokens/s/GPU")
-        return f"best of {report.num_points:,}: {best or report.best or 'none qualifies'}"
+        found = best or report.best or "none qualifies"
+        return f"best of {report.num_points:,}: {found}{_say_simulated(report)}"
     if isinstance(report, TrainingSearchReport):
         strategies = report.candidates
         best = _describe_best(strategies, strategies.tokens_per_s_per_gpu, "tokens/s/GPU")
-        return f"best of {report.num_points:,}: {best or 'none fits'}"
+        return f"best of {report.num_points:,}: {best or 'none fits'}{_say_simulated(report)}"
     return _sum_up_one(report) if report.feasibility.is_feasible else "cannot run"
+
+
+def _say_simulated(report: ServingSearchReport | TrainingSearchReport) -> str:
+    return f"; {report.num_simulated:,} simulated" if report.num_simulated else ", in closed form"
 
 
 def _describe_best(

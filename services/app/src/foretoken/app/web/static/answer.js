@@ -36,6 +36,7 @@ class Answer {
     this.key = new Float64Array(this.n);
     this.words = this.c.name.map((_, i) => spec.words.map((one) => this.c[one][i]).join(" ").toLowerCase());
     this.isTie = new Uint8Array(this.n);
+    this.tied = new Set(spec.ties);
     this.c.cost = new Array(this.n);
     this.order = [];
     this.limits = Object.fromEntries(spec.limits.map(({ name, column }) => [name, this.slider(name, this.c[column])]));
@@ -133,16 +134,16 @@ class Answer {
     let best = inside[0];
     for (const i of inside) if (key[i] < key[best]) best = i;
     this.isTie.fill(0);
-    // Of throughput: whether the best's lies within its interval.
-    if (column === spec.y.column) {
-      for (const i of inside) if (i !== best && c[spec.y.high][i] >= c[spec.y.column][best]) this.isTie[i] = 1;
-    }
+    // Of the best that was answered it is known which differ from it by less than the error of the difference; of another whose intervals reach it.
+    const isAnswered = c.name[best] === spec.best && objective === controls.dataset.objective;
+    const reaches = isAnswered ? (i) => this.tied.has(c.name[i]) : (i) => column === spec.y.column && c[spec.y.high][i] >= c[column][best];
+    for (const i of inside) if (i !== best && reaches(i)) this.isTie[i] = 1;
     this.inside = inside;
     this.paint();
     this.list();
     const ties = this.isTie.reduce((sum, one) => sum + one, 0);
     byId("counted").textContent = inside.length
-      ? `${inside.length.toLocaleString("en")} of ${this.n.toLocaleString("en")} meet the limits; best: ${this.describe(best)}${ties ? `; of ${ties.toLocaleString("en")} others the interval reaches it` : ""}`
+      ? `${inside.length.toLocaleString("en")} of ${this.n.toLocaleString("en")} meet the limits; best: ${this.describe(best)}${ties ? `; ${isAnswered ? "ties" : "intervals that reach it"}: ${ties.toLocaleString("en")}` : ""}`
       : `None of ${this.n.toLocaleString("en")} meets these limits: loosen one.`;
     this.keep();
   }
@@ -237,12 +238,12 @@ class Answer {
   row(i) {
     const row = document.createElement("tr");
     row.dataset.at = i;
-    for (const [name] of this.columns()) {
+    for (const [name, , kind] of this.columns()) {
       const isName = name === "name";
       const cell = row.appendChild(document.createElement(isName ? "th" : "td"));
       if (isName) cell.scope = "row";
       const value = name === "place" ? this.placeOf(i) : this.c[name][i];
-      cell.textContent = name === "place" ? `${value}${this.isTie[i] ? " tie" : ""}` : typeof value === "number" ? short(value) : value === "" ? "as stored" : value ?? "-";
+      cell.textContent = name === "place" ? `${value}${this.isTie[i] ? " tie" : ""}` : typeof value === "number" ? (kind === "share" ? `${(100 * value).toFixed(1)} %` : short(value)) : value === "" ? "as stored" : value ?? "-";
       if (typeof value === "number") cell.className = "number";
     }
     return row;
@@ -336,7 +337,8 @@ if (simulating) {
       simulating.textContent = `${count} simulated; more may come.`;
     },
     done() {
-      simulating.replaceChildren(`${count} simulated. `);
+      simulating.replaceChildren(count ? `${count} simulated. ` : "None was simulated: nothing meets this.");
+      if (!count) return;
       const link = simulating.appendChild(document.createElement("a"));
       link.href = `${spec.finalists.address}/${encodeURIComponent(job)}`;
       link.textContent = spec.finalists.link;

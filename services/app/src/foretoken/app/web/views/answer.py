@@ -116,7 +116,7 @@ def show(visit: Visit) -> Shown | Redirect:
     simulation = visit.first("simulation")
     content = {
         "job_id": job_id,
-        "spec": json.dumps(_SPEC),
+        "spec": write_spec(_SPEC, report.best, report.ties),
         "report": report,
         "best": _best(report),
         "finalists": report.finalists,
@@ -246,6 +246,11 @@ def _limits(report: ServingSearchReport) -> dict[str, float]:
     """Return the limits on means, which the page's sliders begin with."""
     given = _request(report).get("targets", {}).get("limits", ())
     return {limit["metric"]: limit["limit_ms"] for limit in given if limit["percentile"] == 0}
+
+
+def write_spec(spec: Mapping[str, Any], best: str, ties: Sequence[str]) -> str:
+    """Return what a page's script is given, with the best that was answered and its ties."""
+    return json.dumps({**spec, "best": best, "ties": list(ties)})
 
 
 def to_column(values: Sequence[Any]) -> Any:

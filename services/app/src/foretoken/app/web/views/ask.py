@@ -17,8 +17,8 @@ from foretoken.app.web.question_form import QuestionForm
 from foretoken.app.web.views.answer import PATIENCE_S, wait_a_moment
 from foretoken.app.web.visit import Redirect, Sent, Shown, Upload, Visit, send_json
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.frameworks.engine import all_engines
-from foretoken.domain.frameworks.trainer import all_trainers
+from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, all_engines
+from foretoken.domain.frameworks.trainer import DEFAULT_TRAINER, all_trainers
 from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.hardware.price import all_price_lists
 from foretoken.domain.job import Job, JobState
@@ -153,7 +153,9 @@ def known_names() -> dict[str, Any]:
         "models": list(all_models()),
         "devices": {device.name: device.description for device in all_devices().values()},
         "engines": list(all_engines()),
+        "usual_engine": DEFAULT_PROFILE,
         "trainers": list(all_trainers()),
+        "usual_trainer": DEFAULT_TRAINER,
         "price_lists": {name: prices.provider for name, prices in all_price_lists().items()},
         "objectives": {name: OBJECTIVE_WORDS[name] for name in OBJECTIVES},
     }

@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import pyarrow as pa
 
+from foretoken.app.starter import describe_starter
 from foretoken.app.web.views.results import send_page
 from foretoken.app.web.visit import Sent, Shown, Visit
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
@@ -41,6 +43,7 @@ def show(visit: Visit) -> Shown:
         },
         "runs": visit.catalog.list_runs()[:_SHOWN_RUNS],
         "snapshots": visit.catalog.list_snapshots(),
+        "starter": describe_starter(Path(folder)) if (folder := visit.offered.starter) else "",
     }
     return Shown(template="catalog.html", content=content)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from foretoken.app.web.views.answer import show_running, to_column
+from foretoken.app.web.views.answer import show_running, to_column, write_spec
 from foretoken.app.web.views.results import pack_files, read
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit, send_json
 from foretoken.domain import schema
@@ -56,9 +56,9 @@ _SPEC: Final = {
         ["tokens_per_s_per_gpu", "Tokens/s per GPU"],
         ["low", "Low", "interval"],
         ["high", "High", "interval"],
-        ["mfu_ratio", "MFU"],
-        ["bubble_ratio", "Bubble"],
-        ["exposed_communication_ratio", "Exposed communication"],
+        ["mfu_ratio", "MFU", "share"],
+        ["bubble_ratio", "Bubble", "share"],
+        ["exposed_communication_ratio", "Exposed communication", "share"],
         ["reserved_gib", "Memory (GiB)"],
         ["margin_gib", "Free (GiB)"],
         ["cost", "USD per billion tokens"],
@@ -112,7 +112,7 @@ def show(visit: Visit) -> Shown:
     finalists = [(one, _find_refusal(one)) for one in by_place]
     content = {
         "job_id": job_id,
-        "spec": json.dumps(_SPEC),
+        "spec": write_spec(_SPEC, best.get("name", ""), report.ties),
         "report": report,
         "best": best,
         "bounds": throughput_bounds(best) if best else (0.0, 0.0),

@@ -81,7 +81,7 @@ class ServingSearch:
         context.update(0.01, "ask the predictor about the engines")
         form = self.answer(request)
         report = _report(form)
-        context.update(0.3, f"{report.num_evaluated} points answered")
+        context.update(0.3, f"{report.num_evaluated:,} points answered")
         if request.has_sensitivity and report.best:
             found = find_sensitivities(form, report, self._predictor)
             report = replace(report, sensitivities=found)
