@@ -155,6 +155,26 @@ def test_a_models_folder_is_dropped_whole(web: WebClient, browser: Any, tmp_path
         page.get_by_text("there is no config.json in this folder").wait_for()
 
 
+def test_a_folder_of_links_says_to_choose_the_file(
+    web: WebClient, browser: Any, tmp_path: Path
+) -> None:
+    """The cache of the Hugging Face hub has links alone, which Chromium hides in a folder."""
+    blob, snapshot = tmp_path / "blob", tmp_path / "snapshot"
+    blob.write_text(json.dumps(_CONFIG))
+    snapshot.mkdir()
+    (snapshot / "config.json").symlink_to(blob)
+    with _open(browser) as page:
+        page.goto(_address(web, "/"))
+        _drop(page, "Another model: paste its config.json", snapshot)
+        page.get_by_text("choose the file below").wait_for()
+        page.get_by_label("Or choose it in the model's folder").set_input_files(
+            snapshot / "config.json"
+        )
+        page.get_by_text("choose the file below").wait_for(state="detached")
+        text = page.get_by_label("Text of the Hugging Face")
+        assert json.loads(text.input_value()) == _CONFIG
+
+
 def _drop(page: Any, text: str, path: Path) -> None:
     """Drop what lies at a path on a text of the page, as from a window of files."""
     box = page.get_by_text(text).bounding_box()

@@ -62,7 +62,7 @@ function join(config, stored) {
 async function take(files) {
   const stored = files.find((one) => one.name === STORED);
   const file = files.find((one) => one.name === CONFIG) ?? files.find((one) => one !== stored);
-  if (!file) return tell({ config: `there is no ${CONFIG} in this folder` });
+  if (!file) return tell({ config: `there is no ${CONFIG} in this folder. Browsers do not see links in it, such as those of the Hugging Face cache: choose the file below.` });
   const text = await file.text();
   form.elements.config.value = stored ? join(text, await stored.text()) : text;
   return check();
