@@ -32,7 +32,7 @@ def report_table(title: str, report: ServingSearchReport, num_shown: int) -> Tab
     parts: list[Table | str] = []
     if ranked:
         shown = best_of_layouts(ranked)[:num_shown]
-        parts.append(page_table(title, PageTable.of(shown, *ranking_columns(ranked))))
+        parts.append(page_table(title, PageTable.of(shown, *ranking_columns(shown))))
     else:
         parts += ["", *_nothing(title, report)]
     if report.finalists:

@@ -91,20 +91,20 @@ def bound_columns(metric: str, bounds: Callable[[Row], tuple[float, float]]) -> 
     return column("from (90 %)", "low", 0), column("to (90 %)", "high", 1)
 
 
-def ranking_columns(ranked: Sequence[Row]) -> list[Column]:
+def ranking_columns(shown: Sequence[Row]) -> list[Column]:
     """Return the columns; the device and the price only where they tell rows apart."""
     columns = [NAME, PLACE]
-    if len({row["device"] for row in ranked}) > 1:
+    if len({row["device"] for row in shown}) > 1:
         columns.append(DEVICE)
     columns.append(Column.of("num_devices"))
-    if any(row["num_idle_devices"] for row in ranked):
+    if any(row["num_idle_devices"] for row in shown):
         columns.append(Column(title="idle GPUs", name="num_idle_devices"))
     columns.append(Column.of(_THROUGHPUT))
     columns += bound_columns(
         _THROUGHPUT, lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"])
     )
     columns += [Column.of(name) for name in ("tps_per_user", *_LATENCIES)]
-    if any(row[_COST] > 0 for row in ranked):
+    if any(row[_COST] > 0 for row in shown):
         columns.append(Column.of(_COST))
     return columns
 

@@ -81,10 +81,15 @@ def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
         " time."
     )
     if report.num_near:
+        ruled = (
+            f"{report.num_near_simulated:,} simulated, which ruled {report.num_near_ruled_in:,} in"
+            f" and {report.num_near_ruled_out:,} out"
+            if report.num_near_simulated
+            else "none simulated"
+        )
         counts += (
-            f" {report.num_near:,} are over the limit on TTFT by less than the closed form may be"
-            f" wrong; of these {report.num_near_simulated:,} were simulated, which ruled"
-            f" {report.num_near_ruled_in:,} in and {report.num_near_ruled_out:,} out."
+            " Over the limit on TTFT by less than the closed form may be wrong:"
+            f" {report.num_near:,}, {ruled}."
         )
     if not ranked:
         return Section(
@@ -139,7 +144,7 @@ def _ranking(ranked: Sequence[Row]) -> Section:
             "replicas stand before the plus sign, decode replicas behind. "
             + explain_names(row["name"] for row in shown)
         ),
-        table=Table.of(shown, *ranking_columns(ranked)),
+        table=Table.of(shown, *ranking_columns(shown)),
     )
 
 
