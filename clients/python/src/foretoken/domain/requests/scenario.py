@@ -134,8 +134,6 @@ class ServingScenario:
         settle_devices(self, "device")
         settle_model(self)
         self._settle_checkpoint()
-        if self.kv_dtype is None:
-            object.__setattr__(self, "kv_dtype", self._find_sparse_cache())
         checks = {
             "seed": (self.seed >= 0, "must not be negative"),
             "moe_imbalance_ratio": (self.moe_imbalance_ratio >= 1, "must be at least 1"),
@@ -164,16 +162,19 @@ class ServingScenario:
         return self.engine.resolve(find_device(self.device), self.layout.tp)
 
     def _settle_checkpoint(self) -> None:
-        """Take the checkpoint's word on weights and KV cache where the scenario has none.
+        """Settle the formats of weights and KV cache where the scenario names none.
 
-        Of the KV cache the engine takes it or not.
+        The weights' is the checkpoint's. So is the cache's where the engine goes by it; else it is
+        the engine's own.
         """
         stored = self.model.quantization
         scheme = settle_quantization(self.quantization, stored, self.dtype)
         object.__setattr__(self, "quantization", scheme)
         is_as_stored = self.model.kv_dtype is not None and stored and scheme == stored
-        if self.kv_dtype is None and is_as_stored and self.engine.resolve().follows_kv_scales:
-            object.__setattr__(self, "kv_dtype", self.model.kv_dtype)
+        if self.kv_dtype is None:
+            is_checkpoint_s = is_as_stored and self.engine.resolve().follows_kv_scales
+            found = self.model.kv_dtype if is_checkpoint_s else self._find_sparse_cache()
+            object.__setattr__(self, "kv_dtype", found)
 
     def _find_sparse_cache(self) -> DType | None:
         """Return the engine's format of what is attended to in part; None: that of the model."""
