@@ -193,7 +193,8 @@ def _fill(web: WebClient, page: Any) -> None:
     mapping = page.get_by_label("Mapping of its columns")
     mapping.set_input_files(_EXAMPLES / "collectives-mapping.yaml")
     page.get_by_role("button", name="Import").click()
-    page.get_by_text("4 rows").wait_for()
+    # While they are stored it is "4 rows" too.
+    page.get_by_text("Answers rest on it from now on").wait_for()
 
 
 _VIEWS = (
@@ -326,6 +327,20 @@ def test_the_ties_that_are_counted_are_those_that_the_answer_names(
     ties = set(spec["ties"]) - {spec["best"]}
     assert said.endswith(f"; ties: {len(ties):,}")
     assert names <= ties
+
+
+def test_a_page_says_that_its_report_is_being_made(
+    browser: Any, web: WebClient, simulated: dict[str, str]
+) -> None:
+    with _open(browser) as page:
+        held: list[Any] = []
+        page.route("**/report", lambda route: held.append(route))  # noqa: PLW0108
+        page.goto(_address(web, f"/results/{simulated['alone']}"), wait_until="commit")
+        page.get_by_text("The report is being made").wait_for()
+        while not held:
+            page.wait_for_timeout(20)
+        held[0].continue_()
+        page.get_by_text("The report is being made").wait_for(state="detached")
 
 
 def test_strategies_are_ranked_again_and_the_link_shows_the_same(
