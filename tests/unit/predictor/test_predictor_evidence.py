@@ -126,6 +126,23 @@ def test_a_reference_that_is_off_by_a_factor_is_corrected_by_it(
     assert (found.high_us / found.low_us <= 1.3**2 * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("outlier", [0.2, 5.0])
+def test_one_point_that_is_far_off_moves_no_other(outlier: float) -> None:
+    rng = np.random.default_rng(7)
+    axes, times_us = rng.uniform(0.0, 12.0, (100, 3)), rng.uniform(10, 1e4, 100)
+    measured_us = times_us * rng.normal(1.1, 0.02, 100)
+    measured_us[50] *= outlier
+    correction = learn_correction(_answers(times_us), measured_us, axes)
+    found = correction.apply(_answers(times_us), axes)
+    assert np.abs(found.latency_us / times_us / 1.1 - 1.0).max() < 0.05
+
+
+def test_a_model_that_errs_much_more_adds_nothing() -> None:
+    assert 0.0 == own_share(0.12, 0.03)
+    assert 0.0 == own_share(np.inf, 0.03)
+    assert 0.5 == pytest.approx(own_share(0.04, 0.04))
+
+
 @given(share=st.floats(0.0, 1.0), own_us=st.floats(1.0, 1e6), other_us=st.floats(1.0, 1e6))
 def test_a_mixture_lies_between_its_parts(share: float, own_us: float, other_us: float) -> None:
     own, other = _answers(np.array([own_us]), 2.0), _answers(np.array([other_us]), 1.2)
