@@ -3,12 +3,12 @@
 import json
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import pytest
+from browser_page import address_of, open_page
 from web_client import WebClient, post_form, serve_home
 
 from foretoken.app.config import ServerConfig
@@ -50,26 +50,6 @@ _GRAVE = {"serious", "critical"}
 def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
     with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
         yield client
-
-
-@contextmanager
-def _open(browser: Any, width: int = 1280, scheme: str = "light") -> Iterator[Any]:
-    """Yield a page; an error of a script, or something that its policy stopped, fails the test."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=scheme, accept_downloads=True
-    )
-    page = context.new_page()
-    wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-    page.on("dialog", lambda dialog: wrong.append(dialog.message) or dialog.dismiss())
-    yield page
-    context.close()
-    assert [] == wrong
-
-
-def _address(web: WebClient, path: str) -> str:
-    return f"http://127.0.0.1:{web.port}{path}"
 
 
 def _ask(web: WebClient, **fields: str) -> tuple[str, str]:
@@ -114,80 +94,9 @@ def simulated(web: WebClient, answered: tuple[str, str]) -> dict[str, str]:
     return found | dict(zip(("quick", "whole"), answered, strict=True))
 
 
-def test_files_of_a_models_folder_are_asked_about_together(web: WebClient, browser: Any) -> None:
-    stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
-    files = [
-        {"name": name, "mimeType": "application/json", "buffer": json.dumps(content).encode()}
-        for name, content in (("hf_quant_config.json", stored), ("config.json", _CONFIG))
-    ]
-    with _open(browser) as page:
-        page.goto(_address(web, "/"))
-        page.get_by_text("Another model: paste its config.json").click()
-        with page.expect_response("**/check") as checked:
-            page.get_by_label("Or choose it in the model's folder").set_input_files(files)
-        assert {} == checked.value.json()
-        expected = {
-            **_CONFIG,
-            "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"},
-        }
-        assert expected == json.loads(page.get_by_label("Text of the Hugging Face").input_value())
-
-
-def test_a_models_folder_is_dropped_whole(web: WebClient, browser: Any, tmp_path: Path) -> None:
-    """More files than a reader gives at once, and folders in it, are no hindrance."""
-    stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
-    model, empty = tmp_path / "model", tmp_path / "empty"
-    for folder in (model / "original", empty):
-        folder.mkdir(parents=True)
-    for number in range(120):
-        (model / f"model-{number:05}-of-00120.safetensors").write_bytes(b"")
-    (model / "config.json").write_text(json.dumps(_CONFIG))
-    (model / "hf_quant_config.json").write_text(json.dumps(stored))
-    expected = {**_CONFIG, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
-    with _open(browser) as page:
-        page.goto(_address(web, "/"))
-        with page.expect_response("**/check") as checked:
-            _drop(page, "Another model: paste its config.json", model)
-        assert {} == checked.value.json()
-        text = page.get_by_label("Text of the Hugging Face")
-        assert expected == json.loads(text.input_value())
-        _drop(page, "Another model: paste its config.json", empty)
-        page.get_by_text("there is no config.json in this folder").wait_for()
-
-
-def test_a_folder_of_links_says_to_choose_the_file(
-    web: WebClient, browser: Any, tmp_path: Path
-) -> None:
-    """The cache of the Hugging Face hub has links alone, which Chromium hides in a folder."""
-    blob, snapshot = tmp_path / "blob", tmp_path / "snapshot"
-    blob.write_text(json.dumps(_CONFIG))
-    snapshot.mkdir()
-    (snapshot / "config.json").symlink_to(blob)
-    with _open(browser) as page:
-        page.goto(_address(web, "/"))
-        _drop(page, "Another model: paste its config.json", snapshot)
-        page.get_by_text("choose the file below").wait_for()
-        page.get_by_label("Or choose it in the model's folder").set_input_files(
-            snapshot / "config.json"
-        )
-        page.get_by_text("choose the file below").wait_for(state="detached")
-        text = page.get_by_label("Text of the Hugging Face")
-        assert json.loads(text.input_value()) == _CONFIG
-
-
-def _drop(page: Any, text: str, path: Path) -> None:
-    """Drop what lies at a path on a text of the page, as from a window of files."""
-    box = page.get_by_text(text).bounding_box()
-    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
-    session = page.context.new_cdp_session(page)
-    for kind in ("dragEnter", "dragOver", "drop"):
-        session.send("Input.dispatchDragEvent", {"type": kind, "data": data, **at})
-
-
 def _fill(web: WebClient, page: Any) -> None:
     """Import some rows, as a user does."""
-    page.goto(_address(web, "/catalog/imports"))
+    page.goto(address_of(web, "/catalog/imports"))
     page.get_by_label("Whose").select_option("generic")
     page.get_by_label("File", exact=True).set_input_files(_EXAMPLES / "collectives.csv")
     mapping = page.get_by_label("Mapping of its columns")
@@ -237,7 +146,7 @@ def test_a_page_has_no_grave_barrier(
     page = context.new_page()
     if "curves" in path:
         _fill(web, page)
-    page.goto(_address(web, path.format(**simulated)))
+    page.goto(address_of(web, path.format(**simulated)))
     page.wait_for_load_state("networkidle") if "/jobs" not in path else page.wait_for_load_state()
     found = axe.Axe().run(page).response["violations"]
     wide = page.evaluate("document.documentElement.scrollWidth")
@@ -253,8 +162,8 @@ def test_a_page_has_no_grave_barrier(
 
 def test_a_new_user_asks_and_has_manifests(browser: Any, web: WebClient, tmp_path: Path) -> None:
     """The question as it stands there, changed in two fields; five clicks to the files."""
-    with _open(browser) as page:
-        page.goto(_address(web, "/"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, "/"))
         page.get_by_label("How many there are").fill("1")
         page.get_by_label("Prompt tokens").fill("64")
         page.get_by_label("Answer tokens").fill("16")
@@ -276,8 +185,8 @@ def test_a_new_user_asks_and_has_manifests(browser: Any, web: WebClient, tmp_pat
 def test_limits_rank_again_and_the_link_shows_the_same(
     browser: Any, web: WebClient, answered: tuple[str, str]
 ) -> None:
-    with _open(browser) as page:
-        page.goto(_address(web, f"/answers/{answered[1]}"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, f"/answers/{answered[1]}"))
         counted = page.locator("#counted")
         counted.get_by_text("meet the limits").wait_for()
         page.locator("#c-tpot").evaluate(
@@ -294,7 +203,7 @@ def test_limits_rank_again_and_the_link_shows_the_same(
         assert "price.h100_sxm=2.5" in urlsplit(page.url).query.split("&")
         shown, address = counted.inner_text(), page.url
         first = page.locator("#candidates tbody tr").first.inner_text()
-    with _open(browser) as other:
+    with open_page(browser) as other:
         other.goto(address)
         other.locator("#counted").get_by_text("meet the limits").wait_for()
         assert shown == other.locator("#counted").inner_text()
@@ -305,8 +214,8 @@ def test_an_answer_of_nothing_says_why_and_draws_no_empty_picture(
     browser: Any, web: WebClient
 ) -> None:
     quick, whole = _ask(web, model="llama-3.1-70b")
-    with _open(browser) as page:
-        page.goto(_address(web, f"/answers/{quick}?simulation={whole}"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, f"/answers/{quick}?simulation={whole}"))
         page.get_by_text("None was simulated: nothing meets this.").wait_for()
         assert page.get_by_text("out of memory").is_visible()
         assert not page.locator("#scatter").is_visible()
@@ -316,8 +225,8 @@ def test_the_ties_that_are_counted_are_those_that_the_answer_names(
     browser: Any, web: WebClient, simulated: dict[str, str]
 ) -> None:
     """The error of a difference decides, not whether intervals overlap."""
-    with _open(browser) as page:
-        page.goto(_address(web, f"/strategies/{simulated['strategies']}"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, f"/strategies/{simulated['strategies']}"))
         counted = page.locator("#counted")
         counted.get_by_text("meet the limits").wait_for()
         said = counted.inner_text()
@@ -332,10 +241,10 @@ def test_the_ties_that_are_counted_are_those_that_the_answer_names(
 def test_a_page_says_that_its_report_is_being_made(
     browser: Any, web: WebClient, simulated: dict[str, str]
 ) -> None:
-    with _open(browser) as page:
+    with open_page(browser) as page:
         held: list[Any] = []
         page.route("**/report", lambda route: held.append(route))  # noqa: PLW0108
-        page.goto(_address(web, f"/results/{simulated['alone']}"), wait_until="commit")
+        page.goto(address_of(web, f"/results/{simulated['alone']}"), wait_until="commit")
         page.get_by_text("The report is being made").wait_for()
         while not held:
             page.wait_for_timeout(20)
@@ -347,8 +256,8 @@ def test_strategies_are_ranked_again_and_the_link_shows_the_same(
     browser: Any, web: WebClient, simulated: dict[str, str]
 ) -> None:
     """Under a limit of memory, by money, with what a whole run takes."""
-    with _open(browser) as page:
-        page.goto(_address(web, f"/strategies/{simulated['strategies']}"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, f"/strategies/{simulated['strategies']}"))
         counted = page.locator("#counted")
         counted.get_by_text("meet the limits").wait_for()
         page.locator("#c-memory").evaluate(
@@ -369,7 +278,7 @@ def test_strategies_are_ranked_again_and_the_link_shows_the_same(
         days, usd = (float(text.replace(",", "")) for text in first.split("\t")[-2:])
         # Eight GPUs at 2 USD an hour.
         assert usd == pytest.approx(days * 24 * 8 * 2, rel=2e-3)
-    with _open(browser) as other:
+    with open_page(browser) as other:
         other.goto(address)
         other.locator("#counted").get_by_text("meet the limits").wait_for()
         assert shown == other.locator("#counted").inner_text()
@@ -377,8 +286,8 @@ def test_strategies_are_ranked_again_and_the_link_shows_the_same(
 
 
 def test_a_training_question_is_answered_and_then_simulated(browser: Any, web: WebClient) -> None:
-    with _open(browser) as page:
-        page.goto(_address(web, "/train"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, "/train"))
         page.get_by_label("How many", exact=True).fill("8")
         page.get_by_label("Tokens of a step").fill("65536")
         page.get_by_label("Framework").select_option("megatron-core")
@@ -394,8 +303,8 @@ def test_a_training_question_is_answered_and_then_simulated(browser: Any, web: W
 
 
 def test_a_table_sorts_by_keyboard(browser: Any, web: WebClient, answered: tuple[str, str]) -> None:
-    with _open(browser) as page:
-        page.goto(_address(web, f"/answers/{answered[1]}"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, f"/answers/{answered[1]}"))
         button = page.get_by_role("button", name="TPOT (ms)")
         button.focus()
         page.keyboard.press("Enter")
@@ -416,7 +325,7 @@ def test_a_job_is_followed_over_a_restart(browser: Any, tmp_path: Path) -> None:
         job_id = asked.headers["Location"].partition("?simulation=")[2]
         context = browser.new_context()
         page = context.new_page()
-        page.goto(_address(web, f"/jobs/simulator/{job_id}"))
+        page.goto(address_of(web, f"/jobs/simulator/{job_id}"))
         page.locator("#state").get_by_text("running").wait_for()
     page.get_by_text("The server is away").wait_for()
     with serve_home(tmp_path, ServerConfig(http_port=port), _SERVICES):
@@ -428,12 +337,12 @@ def test_a_job_is_followed_over_a_restart(browser: Any, tmp_path: Path) -> None:
 def test_names_of_others_are_shown_as_text(browser: Any, web: WebClient) -> None:
     """In pages of ours, in the report within a frame, and in the comparison."""
     quick, _ = _ask(web, config=json.dumps(_CONFIG), finalists="0")
-    with _open(browser) as page:
+    with open_page(browser) as page:
         for path in (f"/answers/{quick}", f"/results/{quick}/report", "/results", "/jobs"):
-            page.goto(_address(web, path))
+            page.goto(address_of(web, path))
             page.wait_for_timeout(300)
         assert page.locator("img").count() == 0
-        page.goto(_address(web, "/results"))
+        page.goto(address_of(web, "/results"))
         assert _HOSTILE in page.locator("main").inner_text()
 
 
@@ -450,9 +359,9 @@ def test_a_hundred_thousand_candidates_are_ranked_again(
         return [column[row % size] for row in range(100_000)]
 
     body = json.dumps({name: grow(column) for name, column in columns.items()})
-    with _open(browser) as page:
+    with open_page(browser) as page:
         page.route("**/candidates", lambda route: route.fulfill(body=body))
-        page.goto(_address(web, f"/answers/{answered[1]}"))
+        page.goto(address_of(web, f"/answers/{answered[1]}"))
         page.locator("#counted").get_by_text("of 100,000 meet the limits").wait_for()
         page.get_by_label("Filter by words").fill("no-such-words")
         page.locator("#counted").get_by_text("None of 100,000").wait_for()
@@ -462,8 +371,8 @@ def test_a_hundred_thousand_candidates_are_ranked_again(
 
 
 def test_the_form_says_what_is_wrong_while_it_is_filled_in(browser: Any, web: WebClient) -> None:
-    with _open(browser) as page:
-        page.goto(_address(web, "/"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, "/"))
         count = page.get_by_label("How many there are")
         count.fill("0")
         page.get_by_text("must be at least 1").wait_for()
@@ -475,8 +384,8 @@ def test_the_form_says_what_is_wrong_while_it_is_filled_in(browser: Any, web: We
 def test_the_table_follows_what_is_zoomed_and_the_link_keeps_it(
     browser: Any, web: WebClient, answered: tuple[str, str]
 ) -> None:
-    with _open(browser) as page:
-        page.goto(_address(web, f"/answers/{answered[1]}"))
+    with open_page(browser) as page:
+        page.goto(address_of(web, f"/answers/{answered[1]}"))
         page.locator("#counted").get_by_text("meet the limits").wait_for()
         before = page.locator("#candidates tbody tr").count()
         page.get_by_label("Show 90 % intervals").check()
@@ -499,8 +408,8 @@ def test_the_table_follows_what_is_zoomed_and_the_link_keeps_it(
 
 def test_a_measured_run_is_compared_calibrated_and_forgotten(browser: Any, web: WebClient) -> None:
     """Its address shows another browser the same."""
-    with _open(browser) as page, _open(browser) as other:
-        page.goto(_address(web, "/validate"))
+    with open_page(browser) as page, open_page(browser) as other:
+        page.goto(address_of(web, "/validate"))
         page.get_by_label("Measured run").set_input_files(_EXAMPLES / "measured-requests.csv")
         page.get_by_role("button", name="Simulate and compare").click()
         page.wait_for_url("**/validate/validation-*")
@@ -519,11 +428,11 @@ def test_a_measured_run_is_compared_calibrated_and_forgotten(browser: Any, web: 
 
 def test_two_browsers_see_one_import(browser: Any, web: WebClient) -> None:
     """One brings rows in, the other finds the job and the map."""
-    with _open(browser) as one, _open(browser) as other:
+    with open_page(browser) as one, open_page(browser) as other:
         _fill(web, one)
-        other.goto(_address(web, "/jobs"))
+        other.goto(address_of(web, "/jobs"))
         other.get_by_role("link", name="import-").first.click()
         other.get_by_text("4 rows").wait_for()
-        other.goto(_address(web, "/catalog"))
+        other.goto(address_of(web, "/catalog"))
         other.locator("a.cell").first.click()
         other.get_by_role("heading", name="What was measured").wait_for()

@@ -1,0 +1,103 @@
+"""A model's folder on the form, in a real browser: chosen, dropped, or made of links."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser_page import address_of, open_page
+from web_client import WebClient, serve_home
+
+pytestmark = pytest.mark.slow
+
+_SERVICES = ("catalog", "predictor", "simulator")
+_CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
+    with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
+        yield client
+
+
+def test_files_of_a_models_folder_are_asked_about_together(web: WebClient, browser: Any) -> None:
+    stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    files = [
+        {"name": name, "mimeType": "application/json", "buffer": json.dumps(content).encode()}
+        for name, content in (("hf_quant_config.json", stored), ("config.json", _CONFIG))
+    ]
+    with open_page(browser) as page:
+        page.goto(address_of(web, "/"))
+        page.get_by_text("Another model: paste its config.json").click()
+        with page.expect_response("**/check") as checked:
+            page.get_by_label("Or choose it in the model's folder").set_input_files(files)
+        assert {} == checked.value.json()
+        expected = {
+            **_CONFIG,
+            "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"},
+        }
+        assert expected == json.loads(page.get_by_label("Text of the Hugging Face").input_value())
+
+
+def test_a_models_folder_is_dropped_whole(web: WebClient, browser: Any, tmp_path: Path) -> None:
+    """More files than a reader gives at once, and folders in it, are no hindrance."""
+    stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    model, empty = tmp_path / "model", tmp_path / "empty"
+    for folder in (model / "original", empty):
+        folder.mkdir(parents=True)
+    for number in range(120):
+        (model / f"model-{number:05}-of-00120.safetensors").write_bytes(b"")
+    (model / "config.json").write_text(json.dumps(_CONFIG))
+    (model / "hf_quant_config.json").write_text(json.dumps(stored))
+    expected = {**_CONFIG, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    with open_page(browser) as page:
+        page.goto(address_of(web, "/"))
+        with page.expect_response("**/check") as checked:
+            _drop(page, "Another model: paste its config.json", model)
+        assert {} == checked.value.json()
+        text = page.get_by_label("Text of the Hugging Face")
+        assert expected == json.loads(text.input_value())
+        _drop(page, "Another model: paste its config.json", empty)
+        page.get_by_text("there is no config.json in this folder").wait_for()
+
+
+def test_a_folder_of_links_says_to_choose_the_file(
+    web: WebClient, browser: Any, tmp_path: Path
+) -> None:
+    """The cache of the Hugging Face hub has links alone, which Chromium hides in a folder."""
+    blob, snapshot = tmp_path / "blob", tmp_path / "snapshot"
+    blob.write_text(json.dumps(_CONFIG))
+    snapshot.mkdir()
+    (snapshot / "config.json").symlink_to(blob)
+    with open_page(browser) as page:
+        page.goto(address_of(web, "/"))
+        _drop(page, "Another model: paste its config.json", snapshot)
+        page.get_by_text("choose the file below").wait_for()
+        page.get_by_label("Or choose it in the model's folder").set_input_files(
+            snapshot / "config.json"
+        )
+        page.get_by_text("choose the file below").wait_for(state="detached")
+        text = page.get_by_label("Text of the Hugging Face")
+        assert json.loads(text.input_value()) == _CONFIG
+
+
+def _drop(page: Any, text: str, path: Path) -> None:
+    """Drop what lies at a path on a text of the page, as from a window of files."""
+    box = page.get_by_text(text).bounding_box()
+    at = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    session = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "data": data, **at})
