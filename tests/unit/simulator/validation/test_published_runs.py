@@ -125,7 +125,8 @@ def test_a_run_of_the_model_in_another_format_is_alike() -> None:
 
 def test_a_run_is_simulated_as_it_was_launched() -> None:
     scenario = scenario_of_published(_RUNS[0])
-    assert ("fp8", "vllm-0.19.0", 2) == (
+    assert ("llama-3.1-8b-fp8", "fp8_static", "vllm-0.19.0", 2) == (
+        scenario.model.name,
         scenario.quantization,
         scenario.engine.profile,
         scenario.layout.tp,
@@ -142,7 +143,7 @@ def test_scores_are_means_by_model_engine_and_device() -> None:
 
     def simulate(scenario: ServingScenario) -> ServingReport:
         asked.append(scenario)
-        if scenario.model.name != "llama-3.1-8b":
+        if scenario.model.name == "gpt-oss-120b":
             return ServingReport(feasibility=Feasibility(is_feasible=False, reason="too large"))
         times = {"ttft_ms": Percentiles(mean=220.0), "tpot_ms": Percentiles(mean=18.0)}
         return ServingReport(feasibility=Feasibility(is_feasible=True), **times)
