@@ -38,7 +38,11 @@ _DENSE = sorted(
     (
         model
         for model in all_models().values()
-        if model.moe is None and model.mla is None and not model.layers
+        if model.moe is None
+        and model.mla is None
+        and not model.layers
+        # Heads that draft are held whole by every rank.
+        and all(part.kind != "draft_inputs" for part in model.extras)
     ),
     key=lambda model: model.name,
 )

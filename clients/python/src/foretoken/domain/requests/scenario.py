@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from foretoken.domain.alias import settle_devices
-from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.errors import ForetokenError, InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineProfile, EngineSpec
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.hardware.device import find_device
@@ -170,17 +170,27 @@ class ServingScenario:
         stored = self.model.quantization
         scheme = settle_quantization(self.quantization, stored, self.dtype)
         object.__setattr__(self, "quantization", scheme)
-        is_as_stored = self.model.kv_dtype is not None and stored and scheme == stored
         if self.kv_dtype is None:
-            is_checkpoint_s = is_as_stored and self.engine.resolve().follows_kv_scales
-            found = self.model.kv_dtype if is_checkpoint_s else self._find_sparse_cache()
-            object.__setattr__(self, "kv_dtype", found)
+            object.__setattr__(self, "kv_dtype", self._find_cache_format())
 
-    def _find_sparse_cache(self) -> DType | None:
-        """Return the engine's format of what is attended to in part; None: that of the model."""
-        if all(kind.name != _SPARSE for kind in stack_of(self.model).kinds):
+    def _find_cache_format(self) -> DType | None:
+        """Return the engine's format of the KV cache of such a checkpoint; None: the scenario's.
+
+        Engines and devices that there are not are refused where they are used.
+        """
+        is_as_stored = bool(self.quantization) and self.quantization == self.model.quantization
+        of_checkpoint = self.model.kv_dtype if is_as_stored else None
+        is_sparse = any(kind.name == _SPARSE for kind in stack_of(self.model).kinds)
+        if of_checkpoint is None and not is_sparse:
             return None
-        return self.engine.resolve().sparse_kv_dtypes.get(find_device(self.device).architecture)
+        try:
+            engine = self.engine.resolve()
+            if of_checkpoint is not None and engine.follows_kv_scales:
+                return of_checkpoint
+            architecture = find_device(self.device).architecture
+        except ForetokenError:
+            return None
+        return engine.sparse_kv_dtypes.get(architecture) if is_sparse else None
 
 
 def replica_layout(layout: ParallelLayout) -> ParallelLayout:
