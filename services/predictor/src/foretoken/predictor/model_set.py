@@ -1,6 +1,8 @@
 """All models of one version, and which of them answers a question."""
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+import threading
+from abc import abstractmethod
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -20,7 +22,7 @@ from foretoken.predictor.software import (
     parse_software,
 )
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import SeriesHead, SeriesKey
+from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
 from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
 from foretoken.predictor.transfer.own_points import OwnCorrection
@@ -64,8 +66,9 @@ class Choice:
     @property
     def reach(self) -> Reach:
         """Where its points lie, known without loading or training the model."""
-        find: Callable[[SeriesKey], Reach] | None = getattr(self.models, "reach", None)
-        return self.model.reach if find is None else find(self.head.key)
+        if isinstance(self.models, SeriesOnDemand):
+            return self.models.reach(self.head.key)
+        return self.model.reach
 
     @property
     def other_framework(self) -> str:
@@ -135,6 +138,41 @@ class SeriesByHead(Mapping[SeriesKey, SeriesModel]):
     def __len__(self) -> int:
         """How many series there are."""
         return len(self.heads)
+
+
+class SeriesOnDemand(SeriesByHead):
+    """Series whose models are loaded or trained when they are asked for, and then kept."""
+
+    def __init__(self) -> None:
+        """Begin without any; a subclass sets `heads`."""
+        self._models: dict[SeriesKey, SeriesModel] = {}
+        self._reaches: dict[SeriesKey, Reach] = {}
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def load(self, head: SeriesHead) -> SeriesModel:
+        """Return the model of a series, loaded or trained; it may take a second or two."""
+
+    @abstractmethod
+    def read_series(self, key: SeriesKey) -> Series:
+        """Return the points of a series, without its model."""
+
+    def __getitem__(self, key: SeriesKey) -> SeriesModel:
+        """Return the model of a series."""
+        head = self.heads[key]
+        with self._lock:
+            if key not in self._models:
+                self._models[key] = self.load(head)
+            return self._models[key]
+
+    def reach(self, key: SeriesKey) -> Reach:
+        """Return where the points of a series lie, without its model."""
+        with self._lock:
+            if key in self._models:
+                return self._models[key].reach
+            if key not in self._reaches:
+                self._reaches[key] = Reach(self.read_series(key))
+            return self._reaches[key]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,6 @@ JSON and plain arrays.
 import io
 import json
 import logging
-import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from foretoken.domain.errors import CorruptCatalogError, ForetokenError, NotTrai
 from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.jobs.progress import tell_job
 from foretoken.predictor.learned_folder import LearnedFolder
-from foretoken.predictor.model_set import ModelSet, SeriesByHead
+from foretoken.predictor.model_set import ModelSet, SeriesOnDemand
 from foretoken.predictor.packed_model import (
     STORE_REVISION,
     has_model,
@@ -34,7 +33,6 @@ from foretoken.predictor.packed_model import (
     unpack_report,
 )
 from foretoken.predictor.packing import pack, unpack
-from foretoken.predictor.reach import Reach
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
@@ -46,7 +44,7 @@ _log = logging.getLogger(__name__)
 _INDEX, _TRANSFERS = "index.json", "transfers"
 
 
-class StoredSeries(SeriesByHead):
+class StoredSeries(SeriesOnDemand):
     """The models of series, each unpacked when first asked for, and then kept."""
 
     def __init__(
@@ -61,25 +59,19 @@ class StoredSeries(SeriesByHead):
         Models of members that have none are looked for in `learned`, and kept there. `read_points`
         knows the points of series whose members are yet to be made.
         """
+        super().__init__()
         self.heads = heads
         self._packed, self._learned, self._read_points = packed, learned, read_points
-        self._models: dict[SeriesKey, SeriesModel] = {}
-        self._reaches: dict[SeriesKey, Reach] = {}
-        self._lock = threading.Lock()
 
     def packed(self, key: SeriesKey) -> bytes:
         """Return a series' member as it is stored; reading one raises `CorruptCatalogError`."""
         with _reading(key):
             return self._packed[self.heads[key].content_hash]
 
-    def __getitem__(self, key: SeriesKey) -> SeriesModel:
-        """Return the model of a series."""
-        head = self.heads[key]
-        with self._lock:
-            if key not in self._models:
-                with _reading(key):
-                    self._models[key] = self._load(head, self.packed(key))
-            return self._models[key]
+    def load(self, head: SeriesHead) -> SeriesModel:
+        """Return the model of a series: its member's, or one that its points make."""
+        with _reading(head.key):
+            return self._load(head, self.packed(head.key))
 
     def _load(self, head: SeriesHead, content: bytes) -> SeriesModel:
         if has_model(content):
@@ -98,15 +90,6 @@ class StoredSeries(SeriesByHead):
             if self._read_points is not None:
                 return self._read_points(key)
             return unpack_points(self.heads[key], self.packed(key))
-
-    def reach(self, key: SeriesKey) -> Reach:
-        """Return where the points of a series lie, without its model."""
-        with self._lock:
-            if key in self._models:
-                return self._models[key].reach
-            if key not in self._reaches:
-                self._reaches[key] = Reach(self.read_series(key))
-            return self._reaches[key]
 
     def has_model(self, key: SeriesKey) -> bool:
         """Tell whether a series' member has its model, or the points alone."""

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import json
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,9 +25,8 @@ from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import FEATURE_REVISION
 from foretoken.predictor.learned_folder import LearnedFolder
-from foretoken.predictor.model_set import Choice, ModelSet, SeriesByHead, Wanted
+from foretoken.predictor.model_set import Choice, ModelSet, SeriesByHead, SeriesOnDemand, Wanted
 from foretoken.predictor.model_store import read_models
-from foretoken.predictor.reach import Reach
 from foretoken.predictor.roofline import Target
 from foretoken.predictor.trainer import SeriesModel, train_series
 from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, unite_series
@@ -95,7 +93,7 @@ def _read_index(folder: Path) -> tuple[Mapping[SeriesKey, StarterEntry], str]:
     return entries, hashlib.sha256(content).hexdigest()
 
 
-class StarterSeries(SeriesByHead):
+class StarterSeries(SeriesOnDemand):
     """The models of a starter's series, each trained when first asked for, and then kept."""
 
     def __init__(self, folder: Path, kept: Path, config: PredictorConfig) -> None:
@@ -105,14 +103,12 @@ class StarterSeries(SeriesByHead):
             InvalidRequestError: the folder is no starter.
 
         """
+        super().__init__()
         self._folder, self._kept, self._config = folder, LearnedFolder(kept), config
         self._entries, index_hash = _read_index(folder)
         self._united = _unite(self._entries)
         parameters = json.dumps([dataclasses.asdict(config.booster), config.min_rows])
         self._identity = f"{index_hash} {FEATURE_REVISION} {parameters}"
-        self._models: dict[SeriesKey, SeriesModel] = {}
-        self._reaches: dict[SeriesKey, Reach] = {}
-        self._lock = threading.Lock()
         self.heads = {key: self._head([key], key) for key in self._entries}
         self.heads |= {key: self._head(keys, key) for key, keys in self._united.items()}
 
@@ -151,24 +147,8 @@ class StarterSeries(SeriesByHead):
             kernels=entry.kernels,
         )
 
-    def reach(self, key: SeriesKey) -> Reach:
-        """Return where the points of a series lie, without its model."""
-        with self._lock:
-            if key in self._models:
-                return self._models[key].reach
-            if key not in self._reaches:
-                self._reaches[key] = Reach(self.read_series(key))
-            return self._reaches[key]
-
-    def __getitem__(self, key: SeriesKey) -> SeriesModel:
+    def load(self, head: SeriesHead) -> SeriesModel:
         """Return the model of a series; the first time it takes a second or two."""
-        head = self.heads[key]
-        with self._lock:
-            if key not in self._models:
-                self._models[key] = self._load(head)
-            return self._models[key]
-
-    def _load(self, head: SeriesHead) -> SeriesModel:
         return self._kept.load(
             head, lambda: self.train(head.key, self._tunings.find(head.content_hash))
         )
