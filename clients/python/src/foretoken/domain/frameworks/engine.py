@@ -139,9 +139,9 @@ class EngineProfile:
     Layers with a window lie in the same memory as others, or with `window_tokens_ratio` in some of
     their own, for that share of the others' tokens. With `shares_states` so do the recurrent states
     of running requests; else there is one for each of `max_num_seqs`. With `follows_kv_scales` the
-    cache is in the format that a checkpoint has scales for, unless a scenario has another.
-    of running requests; else there is one for each of `max_num_seqs`. That of latent attention to
-    chosen tokens is by default in a format of the device's architecture, `sparse_kv_dtypes`.
+    cache is in the format that a checkpoint has scales for, unless a scenario has another. That of
+    latent attention to chosen tokens is else in one of the device's architecture,
+    `sparse_kv_dtypes`.
 
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where

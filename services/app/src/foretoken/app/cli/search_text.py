@@ -14,6 +14,7 @@ from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,
     candidate_rows,
+    describe_near,
     describe_verdict,
     find_closest,
     qualified_rows,
@@ -85,11 +86,7 @@ def _counts(report: ServingSearchReport) -> list[str]:
     )
     lines = [points]
     if report.num_near:
-        lines.append(
-            f"{report.num_near:,} are over the limit on TTFT by less than the closed form may be"
-            f" wrong: {report.num_near_simulated:,} simulated, {report.num_near_ruled_in:,} ruled"
-            f" in and {report.num_near_ruled_out:,} out by simulation"
-        )
+        lines.append(describe_near(report))
     if ruled_out:
         words = (f"{count:,} {describe_verdict(name)}" for name, count in ruled_out)
         lines.append(f"ruled out: {', '.join(words)}")

@@ -11,7 +11,13 @@ from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.metrics.request import LIMITED
-from foretoken.domain.requests.search import CandidateColumns, CapacityProbe, Finalist, LimitOutcome
+from foretoken.domain.requests.search import (
+    CandidateColumns,
+    CapacityProbe,
+    Finalist,
+    LimitOutcome,
+    ServingSearchReport,
+)
 from foretoken.domain.results.report import Columns
 from foretoken.page.block import Column
 
@@ -107,6 +113,20 @@ def ranking_columns(shown: Sequence[Row]) -> list[Column]:
     if any(row[_COST] > 0 for row in shown):
         columns.append(Column.of(_COST))
     return columns
+
+
+def describe_near(report: ServingSearchReport) -> str:
+    """Return how many points are near the limit on TTFT, and what simulating them said."""
+    ruled = (
+        f"{report.num_near_simulated:,} simulated, which ruled {report.num_near_ruled_in:,} in"
+        f" and {report.num_near_ruled_out:,} out"
+        if report.num_near_simulated
+        else "none simulated"
+    )
+    return (
+        "over the limit on TTFT by less than the closed form may be wrong:"
+        f" {report.num_near:,}, {ruled}"
+    )
 
 
 def qualified_rows(columns: CandidateColumns) -> list[Row]:

@@ -17,6 +17,7 @@ from foretoken.simulator.report.search_candidates import (
     Row,
     best_of_layouts,
     candidate_rows,
+    describe_near,
     describe_replicas,
     describe_tied,
     explain_names,
@@ -81,16 +82,8 @@ def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
         " time."
     )
     if report.num_near:
-        ruled = (
-            f"{report.num_near_simulated:,} simulated, which ruled {report.num_near_ruled_in:,} in"
-            f" and {report.num_near_ruled_out:,} out"
-            if report.num_near_simulated
-            else "none simulated"
-        )
-        counts += (
-            " Over the limit on TTFT by less than the closed form may be wrong:"
-            f" {report.num_near:,}, {ruled}."
-        )
+        near = describe_near(report)
+        counts += f" {near[0].upper()}{near[1:]}."
     if not ranked:
         return Section(
             title="The best deployment",
