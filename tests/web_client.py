@@ -13,6 +13,20 @@ from foretoken.app.compose import Composition
 from foretoken.app.config import SERVICES, AppConfig, ServerConfig
 from foretoken.app.serve import serve_web
 
+# A model's config.json as one pastes it.
+TINY_CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "bfloat16",
+}
+
 
 @dataclass(frozen=True)
 class Answer:

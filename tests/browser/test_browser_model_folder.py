@@ -7,23 +7,11 @@ from typing import Any
 
 import pytest
 from browser_page import address_of, open_page
-from web_client import WebClient, serve_home
+from web_client import TINY_CONFIG, WebClient, serve_home
 
 pytestmark = pytest.mark.slow
 
 _SERVICES = ("catalog", "predictor", "simulator")
-_CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +24,7 @@ def test_files_of_a_models_folder_are_asked_about_together(web: WebClient, brows
     stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     files = [
         {"name": name, "mimeType": "application/json", "buffer": json.dumps(content).encode()}
-        for name, content in (("hf_quant_config.json", stored), ("config.json", _CONFIG))
+        for name, content in (("hf_quant_config.json", stored), ("config.json", TINY_CONFIG))
     ]
     with open_page(browser) as page:
         page.goto(address_of(web, "/"))
@@ -45,7 +33,7 @@ def test_files_of_a_models_folder_are_asked_about_together(web: WebClient, brows
             page.get_by_label("Or choose it in the model's folder").set_input_files(files)
         assert {} == checked.value.json()
         expected = {
-            **_CONFIG,
+            **TINY_CONFIG,
             "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"},
         }
         assert expected == json.loads(page.get_by_label("Text of the Hugging Face").input_value())
@@ -59,9 +47,12 @@ def test_a_models_folder_is_dropped_whole(web: WebClient, browser: Any, tmp_path
         folder.mkdir(parents=True)
     for number in range(120):
         (model / f"model-{number:05}-of-00120.safetensors").write_bytes(b"")
-    (model / "config.json").write_text(json.dumps(_CONFIG))
+    (model / "config.json").write_text(json.dumps(TINY_CONFIG))
     (model / "hf_quant_config.json").write_text(json.dumps(stored))
-    expected = {**_CONFIG, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    expected = {
+        **TINY_CONFIG,
+        "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    }
     with open_page(browser) as page:
         page.goto(address_of(web, "/"))
         with page.expect_response("**/check") as checked:
@@ -78,7 +69,7 @@ def test_a_folder_of_links_says_to_choose_the_file(
 ) -> None:
     """The cache of the Hugging Face hub has links alone, which Chromium hides in a folder."""
     blob, snapshot = tmp_path / "blob", tmp_path / "snapshot"
-    blob.write_text(json.dumps(_CONFIG))
+    blob.write_text(json.dumps(TINY_CONFIG))
     snapshot.mkdir()
     (snapshot / "config.json").symlink_to(blob)
     with open_page(browser) as page:
@@ -90,7 +81,7 @@ def test_a_folder_of_links_says_to_choose_the_file(
         )
         page.get_by_text("choose the file below").wait_for(state="detached")
         text = page.get_by_label("Text of the Hugging Face")
-        assert json.loads(text.input_value()) == _CONFIG
+        assert json.loads(text.input_value()) == TINY_CONFIG
 
 
 def _drop(page: Any, text: str, path: Path) -> None:

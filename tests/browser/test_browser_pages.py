@@ -9,7 +9,7 @@ from urllib.parse import urlencode, urlsplit
 
 import pytest
 from browser_page import address_of, open_page
-from web_client import WebClient, post_form, serve_home
+from web_client import TINY_CONFIG, WebClient, post_form, serve_home
 
 from foretoken.app.config import ServerConfig
 
@@ -29,19 +29,7 @@ _QUESTION = {
     "finalists": "2",
 }
 _HOSTILE = "<img src=x onerror=alert(1)>"
-_CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "_name_or_path": _HOSTILE,
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
+_CONFIG = {**TINY_CONFIG, "_name_or_path": _HOSTILE}
 # What a page has to be free of; the lesser ones are advice.
 _GRAVE = {"serious", "critical"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
-from web_client import Answer, WebClient, post_form, serve_home
+from web_client import TINY_CONFIG, Answer, WebClient, post_form, serve_home
 
 from foretoken.app.config import ServerConfig
 from foretoken.app.web.pages import VIEWS
@@ -30,19 +30,7 @@ _QUESTION = {
     "batch": "4,8",
     "finalists": "1",
 }
-_CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "_name_or_path": "tiny<b>&",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 256,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-}
+_CONFIG = {**TINY_CONFIG, "_name_or_path": "tiny<b>&"}
 
 
 @pytest.fixture(scope="module")
