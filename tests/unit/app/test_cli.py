@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
+
+from foretoken.app.cli.main import app
 
 _ROOT = Path(__file__).resolve().parents[3]
 _EXAMPLES = _ROOT / "docs" / "examples"
@@ -25,34 +28,35 @@ def _run(home: Path, *words: str, **variables: str) -> subprocess.CompletedProce
     )
 
 
+def _invoke(home: Path, *words: str) -> Result:
+    """Run a command in this process: the program itself takes a second to start."""
+    return CliRunner().invoke(app, ["--home", str(home), *words])
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        ("list", "devices"),
-        ("catalog", "coverage"),
-        ("predict", "gemm", "m=64", "n=4096", "k=4096", "--device", "a30"),
-        (
-            "simulate",
-            "serving",
-            str(_EXAMPLES / "serving.yaml"),
-            "--set",
-            "workload.num_requests=5",
+        "predict gemm m=64 n=4096 k=4096 --device a30",
+        pytest.param("list devices", marks=pytest.mark.slow),
+        pytest.param("catalog coverage", marks=pytest.mark.slow),
+        pytest.param(
+            "simulate serving serving.yaml --set workload.num_requests=5", marks=pytest.mark.slow
         ),
-        ("simulate", "training", str(_EXAMPLES / "training.yaml")),
-        (
-            *("search", "training", str(_EXAMPLES / "training.yaml"), "--gpus", "2"),
-            *("--vary", "weight_parallel=none", "--finalists", "1"),
+        pytest.param("simulate training training.yaml", marks=pytest.mark.slow),
+        pytest.param(
+            "search training training.yaml --gpus 2 --vary weight_parallel=none --finalists 1",
+            marks=pytest.mark.slow,
         ),
     ],
-    ids=" ".join,
 )
-def test_standard_output_is_the_result_alone(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_standard_output_is_the_result_alone(tmp_path: Path, words: str) -> None:
     """Notes and progress go elsewhere, so that a program can read it; NaN is not JSON."""
 
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} in the output")
 
-    outcome = _run(tmp_path, "--output", "json", *words)
+    paths = [str(_EXAMPLES / word) if word.endswith(".yaml") else word for word in words.split()]
+    outcome = _run(tmp_path, "--output", "json", *paths)
     assert outcome.returncode == 0, outcome.stderr
     assert isinstance(json.loads(outcome.stdout, parse_constant=refuse), dict | list)
 
@@ -65,33 +69,33 @@ def test_an_error_is_one_line_and_a_status(tmp_path: Path) -> None:
 
 
 def test_wrong_usage_is_json_where_results_are(tmp_path: Path) -> None:
-    outcome = _run(tmp_path, "--output", "json", "search", "serving", "--gpus", "x")
+    outcome = _invoke(tmp_path, "--output", "json", "search", "serving", "--gpus", "x")
     said = json.loads(outcome.stderr)
-    assert (2, "", "INVALID_REQUEST") == (outcome.returncode, outcome.stdout, said["reason"])
+    assert (2, "", "INVALID_REQUEST") == (outcome.exit_code, outcome.stdout, said["reason"])
     assert "--gpus" in said["detail"]
-    missing = _run(tmp_path, "--output", "csv", "search", "servin")
-    assert (2, True) == (missing.returncode, "servin" in json.loads(missing.stderr)["detail"])
+    missing = _invoke(tmp_path, "--output", "csv", "search", "servin")
+    assert (2, True) == (missing.exit_code, "servin" in json.loads(missing.stderr)["detail"])
 
 
 def test_an_option_of_all_commands_is_said_to_stand_before_them(tmp_path: Path) -> None:
-    outcome = _run(tmp_path, "search", "serving", "--output", "json")
-    assert 2 == outcome.returncode
+    outcome = _invoke(tmp_path, "search", "serving", "--output", "json")
+    assert 2 == outcome.exit_code
     assert "--output stands before the command" in outcome.stderr
 
 
 def test_a_format_shows_what_its_commands_take(tmp_path: Path) -> None:
     """Options are named before they are needed; a wrong name is an error in one line."""
-    outcome = _run(tmp_path, "--output", "json", "catalog", "formats", "vidur")
+    outcome = _invoke(tmp_path, "--output", "json", "catalog", "formats", "vidur")
     found = {(row["command"], row["option"]) for row in json.loads(outcome.stdout)}
     expected = {("import", "folder"), ("import", "model"), ("import", "source")}
     assert {*expected, ("export", "dtype"), ("export", "block_size")} <= found
-    wrong = _run(tmp_path, "catalog", "formats", "vidru")
-    assert (wrong.returncode, wrong.stdout) == (1, "")
+    wrong = _invoke(tmp_path, "catalog", "formats", "vidru")
+    assert (wrong.exit_code, wrong.stdout) == (1, "")
     assert "error (unknown_plugin): unknown plug-in 'vidru'; did you mean vidur?\n" == wrong.stderr
 
 
 def test_a_trainer_of_which_interleaved_stages_send_otherwise_says_so(tmp_path: Path) -> None:
-    outcome = _run(tmp_path, "--output", "json", "list", "trainers")
+    outcome = _invoke(tmp_path, "--output", "json", "list", "trainers")
     found = {row["trainer"]: row["transfers"] for row in json.loads(outcome.stdout)}
     assert "rendezvous, buffered if interleaved" == found["megatron-core"]
     assert "rendezvous" == found["megatron-lm-2022"]
@@ -99,13 +103,13 @@ def test_a_trainer_of_which_interleaved_stages_send_otherwise_says_so(tmp_path: 
 
 def test_a_path_that_holds_something_else_is_told_what_was_expected(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("no measurements")
-    outcome = _run(tmp_path, "catalog", "import", "aiconfigurator", str(tmp_path / "notes.md"))
-    assert outcome.returncode == 1
+    outcome = _invoke(tmp_path, "catalog", "import", "aiconfigurator", str(tmp_path / "notes.md"))
+    assert outcome.exit_code == 1
     assert "no file with rows in this format (AIConfigurator's systems folder" in outcome.stderr
 
 
 def test_wrong_usage_has_a_status_of_its_own(tmp_path: Path) -> None:
-    assert _run(tmp_path, "train", "--gently").returncode == 2
+    assert _invoke(tmp_path, "train", "--gently").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -121,8 +125,8 @@ def test_wrong_usage_has_a_status_of_its_own(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    outcome = _run(tmp_path, *words, str(tmp_path / "absent" / "out"))
-    assert outcome.returncode == 2
+    outcome = _invoke(tmp_path, *words, str(tmp_path / "absent" / "out"))
+    assert outcome.exit_code == 2
     assert "no folder" in outcome.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -157,11 +161,12 @@ def test_a_reader_that_leaves_causes_no_traceback(tmp_path: Path) -> None:
 def test_options_that_contradict_the_scenario_are_refused(
     tmp_path: Path, scenario: str, words: tuple[str, ...], reason: str
 ) -> None:
-    outcome = _run(tmp_path, "simulate", "serving", str(_EXAMPLES / scenario), *words)
-    assert outcome.returncode == 1
+    outcome = _invoke(tmp_path, "simulate", "serving", str(_EXAMPLES / scenario), *words)
+    assert outcome.exit_code == 1
     assert reason in outcome.stderr
 
 
+@pytest.mark.slow
 def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> None:
     scenario = str(_EXAMPLES / "serving.yaml")
     command = [
@@ -182,6 +187,7 @@ def test_an_interruption_says_so_and_ends_with_its_status(tmp_path: Path) -> Non
         assert process.wait(timeout=120) in {130, -signal.SIGINT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("absent", "words"),
     [
