@@ -1,5 +1,6 @@
 """Fixtures every test may use."""
 
+import functools
 import gc
 import os
 import shutil
@@ -57,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     groups: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
     for item in items:
-        groups[not any(room in item.path.parents for room in _NEEDS_NO_ENGINE)].append(item)
+        groups[_needs_engine(item.path)].append(item)
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     items[:] = [
         item
@@ -65,6 +66,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for group in groups
         for item in group[_share(group, worker, num_workers)]
     ]
+
+
+@functools.cache
+def _needs_engine(path: Path) -> bool:
+    return not any(room in path.parents for room in _NEEDS_NO_ENGINE)
 
 
 def _share(group: list[pytest.Item], worker: int, num_workers: int) -> slice:
