@@ -21,7 +21,7 @@ from foretoken.domain.measurements.measurement import (
 )
 from foretoken.wire.arrow import rows_to_table
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 _NUM_BATCHES = 200
 _NUM_ROWS = 20
@@ -83,7 +83,6 @@ def _batch(index: int) -> MeasurementBatch:
     return MeasurementBatch(batch_index=index, rows=rows_to_table(rows), is_last=index == last)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("at", [100, _NUM_BATCHES - 1], ids=["middle", "end"])
 def test_an_import_goes_on_where_the_catalog_ended(

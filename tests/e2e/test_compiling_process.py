@@ -13,12 +13,11 @@ from foretoken.client.services import SimulatorClient
 from foretoken.domain.job import JobState
 from foretoken.domain.requests.scenario import ServingScenario
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 _COMPILING = "compile the engine, once on this machine"
 
 
-@pytest.mark.slow
 def test_a_server_that_compiles_ends_when_asked_to(tmp_path: Path) -> None:
     """A simulation's job is cancelled; the compiler, which nothing interrupts, goes with it."""
     code = tmp_path / "code"

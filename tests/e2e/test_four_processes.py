@@ -16,7 +16,7 @@ from foretoken.app.demo import ServiceProcesses, _serving, _training
 from foretoken.domain.measurements.estimate import DType, Provenance
 from foretoken.domain.measurements.profiling import ProfileRequest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 _SERVICES = ("catalog", "predictor", "simulator", "profiler")
 
@@ -85,7 +85,6 @@ def test_a_service_stops_gracefully(tmp_path: Path, stop_signal: signal.Signals)
         assert process.wait(timeout=15) == 0
 
 
-@pytest.mark.slow
 def test_interrupting_the_demo_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C half way: every service the demo started is gone."""
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -23,7 +23,7 @@ from foretoken.domain.errors import ServiceUnavailableError, UnauthenticatedErro
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 _SHORT_S = 2.0
 # Files are looked at once a second.
@@ -115,7 +115,6 @@ def test_a_caller_without_the_token_is_refused(secured: _Secured) -> None:
         catalog.describe_coverage()
 
 
-@pytest.mark.slow
 def test_a_caller_without_a_certificate_of_the_authority_gets_no_connection(
     secured: _Secured, tmp_path: Path
 ) -> None:
@@ -192,7 +191,6 @@ def test_a_renewed_token_is_the_one_that_is_wanted(secured: _Secured, tmp_path: 
         catalog.describe_coverage()
 
 
-@pytest.mark.slow
 def test_a_caller_shows_its_renewed_certificate_and_drops_no_call(
     secured: _Secured, tmp_path: Path
 ) -> None:
@@ -222,7 +220,6 @@ def test_a_caller_shows_its_renewed_certificate_and_drops_no_call(
         assert ["run"] == [summary.run.run_id for summary in catalog.list_runs()]
 
 
-@pytest.mark.slow
 def test_a_caller_shows_its_renewed_token(secured: _Secured, tmp_path: Path) -> None:
     shown = tmp_path / "token"
     shown.write_text(secured.token.read_text())

@@ -20,7 +20,7 @@ from foretoken.client.services import CatalogClient, PredictorClient
 from foretoken.domain.errors import NotAllowedError, UnknownModelVersionError
 from foretoken.domain.measurements.profiling import ProfileRequest
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 _PATCH = Path(__file__).parents[2] / "deploy/k8s/components/tls/serving-pod.yaml"
 # Each with the endpoints that its pods have.
@@ -100,7 +100,6 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Services]:
         yield _Services(tmp_path_factory.mktemp("secured"), closing)
 
 
-@pytest.mark.slow
 def test_the_roles_of_pods_are_enough_for_all_they_do(services: _Services) -> None:
     """A person with the role of one profiles, trains, simulates; the services call each other."""
     config = AppConfig(
@@ -135,7 +134,6 @@ def test_the_roles_of_pods_are_enough_for_all_they_do(services: _Services) -> No
     assert trained.model_version == activated.version
 
 
-@pytest.mark.slow
 def test_a_backup_is_taken_by_who_may_take_it(services: _Services) -> None:
     with CatalogClient.connect(services.options("catalog", "catalog-backup")) as catalog:
         assert sum(len(chunk) for chunk in catalog.backup()) > 0
@@ -149,7 +147,6 @@ def test_a_backup_is_taken_by_who_may_take_it(services: _Services) -> None:
             list(catalog.backup())
 
 
-@pytest.mark.slow
 def test_what_changes_every_answer_takes_an_admin(services: _Services) -> None:
     with (
         PredictorClient.connect(services.options("predictor", "client")) as predictor,

@@ -20,7 +20,7 @@ from foretoken.domain.errors import CatalogBusyError
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.wire.arrow import rows_to_table
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # Opens the catalog of a home, says so, and closes it when its input ends.
 _HOLD = """
@@ -90,7 +90,6 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     _end(process)
 
 
-@pytest.mark.slow
 def test_commands_of_a_second_terminal_work_and_say_through_whom(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
@@ -106,7 +105,6 @@ def test_commands_of_a_second_terminal_work_and_say_through_whom(
     assert said in notes
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "ended"])
 def test_a_run_recorded_through_a_process_that_ends_is_whole(tmp_path: Path, by: int) -> None:
     """The one that recorded opens the catalog itself, and sends again what has no receipt."""
@@ -125,7 +123,6 @@ def test_a_run_recorded_through_a_process_that_ends_is_whole(tmp_path: Path, by:
         assert f"process {os.getpid()} has the catalog open" in notes
 
 
-@pytest.mark.slow
 def test_one_of_several_takes_over_and_the_others_find_it(tmp_path: Path) -> None:
     """Whoever is first opens the catalog; nobody's calls fail."""
     first = _hold(tmp_path)
@@ -138,7 +135,6 @@ def test_one_of_several_takes_over_and_the_others_find_it(tmp_path: Path) -> Non
         assert ft.catalog.list_runs() == ()
 
 
-@pytest.mark.slow
 def test_what_a_killed_process_left_keeps_nobody_from_the_home(
     tmp_path: Path, holder: subprocess.Popen[str]
 ) -> None:
@@ -162,7 +158,6 @@ def test_a_closed_catalog_leaves_no_owner_behind(tmp_path: Path) -> None:
     assert list(_sockets(tmp_path).iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_home_whose_path_is_too_long_for_a_socket_is_shared_too(tmp_path: Path) -> None:
     """Sockets are named by way of the folder's descriptor."""
     home = tmp_path / ("long" * 30)
@@ -172,7 +167,6 @@ def test_a_home_whose_path_is_too_long_for_a_socket_is_shared_too(tmp_path: Path
     _end(holder)
 
 
-@pytest.mark.slow
 def test_a_folder_that_others_may_enter_is_not_trusted(tmp_path: Path) -> None:
     """Neither to listen in nor to connect to: another user could stand in for the owner."""
     folder = _sockets(tmp_path)
