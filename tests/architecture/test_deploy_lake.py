@@ -10,6 +10,8 @@ from foretoken.app.config import load_config
 from foretoken.catalog.config import CatalogConfig, LakeConfig
 from foretoken.domain import schema
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def manifests(repository: Path, find_tool: Callable[[str], str]) -> list[Manifest]:

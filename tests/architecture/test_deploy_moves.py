@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from kubernetes_manifests import Manifest, fixed_of, render
 
+pytestmark = pytest.mark.slow
+
 _VARIANTS = (
     "base",
     "overlays/dev",

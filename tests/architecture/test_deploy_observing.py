@@ -17,6 +17,8 @@ from kubernetes_manifests import Manifest, configs, find, render
 
 from foretoken.app.telemetry.metric_table import OBSERVED, metrics_of
 
+pytestmark = pytest.mark.slow
+
 
 def _with_components(kubectl: str, repository: Path, folder: Path, *names: str) -> list[Manifest]:
     """Return the base with components, as an overlay has it."""

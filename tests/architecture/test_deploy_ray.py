@@ -12,6 +12,8 @@ from kubernetes_manifests import Manifest, configs, find, render
 from foretoken.domain import schema
 from foretoken.simulator.config import SimulatorConfig
 
+pytestmark = pytest.mark.slow
+
 _HEAD = "ray-head-svc"  # KubeRay names it by the cluster
 
 

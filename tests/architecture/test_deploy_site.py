@@ -10,6 +10,8 @@ import yaml
 from kubernetes_apply import ApplyServer
 from kubernetes_manifests import Manifest, find, pods, render
 
+pytestmark = pytest.mark.slow
+
 # Kinds of operators that a cluster may have; their schemas are not part of Kubernetes.
 _CUSTOM_KINDS = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule"}
 

@@ -14,6 +14,8 @@ from foretoken.domain import schema
 from foretoken.profiler.cluster.spec import SECRET_FILES, KubernetesSpec
 from foretoken.wire.rights import rights_of
 
+pytestmark = pytest.mark.slow
+
 _FOLDER = "/etc/foretoken-tls"
 _SERVICES = {"catalog", "predictor", "simulator", "profiler-controller"}
 _CLIENTS = {"profiler", "catalog-backup"}

@@ -11,6 +11,8 @@ from kubernetes_manifests import Manifest, configs, environment, find, pods, ren
 import foretoken
 from foretoken.app.config import SERVICES, ServerConfig
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def manifests(repository: Path, find_tool: Callable[[str], str]) -> list[Manifest]:

@@ -12,6 +12,8 @@ import pytest
 from command_modules import IMPORT_COMMANDS
 from imported_packages import third_party_packages
 
+pytestmark = pytest.mark.slow
+
 # Distributions whose import name differs.
 _MODULES = {
     "grpcio-health-checking": "grpc_health",
@@ -31,7 +33,6 @@ _EXTRAS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("service", ["catalog", "predictor", "simulator", "profiler"])
 def test_a_service_starts_without_what_only_others_need(
     pyproject: Mapping[str, Any], service: str

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from imported_packages import third_party_packages
 
+pytestmark = pytest.mark.slow
+
 # One breach for every contract of pyproject.toml: (contract id, module to add, its import).
 _BREACHES = (
     ("layers", "domain/breach_layers.py", "import foretoken.wire"),
@@ -48,7 +50,6 @@ def test_every_contract_is_kept(repository: Path) -> None:
     assert 0 == linted.returncode, linted.stdout
 
 
-@pytest.mark.slow
 def test_every_contract_can_be_broken(
     repository: Path,
     pyproject: Mapping[str, Any],

@@ -50,6 +50,7 @@ def test_no_command_waits_for_what_only_some_need() -> None:
     assert [] == done.stdout.split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "packages"),
     [
@@ -76,6 +77,7 @@ def test_a_light_command_imports_little(
     assert [] == list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_an_estimate_without_a_model_does_not_wait_for_what_learns(tmp_path: Path) -> None:
     """The catalog is looked at; regression, and what only some answers need, is not loaded."""
     words = "predict gemm m=8 n=8 k=8 dtype=fp16 --device a30"
@@ -86,6 +88,7 @@ def test_an_estimate_without_a_model_does_not_wait_for_what_learns(tmp_path: Pat
     assert [0, ["duckdb"]] == json.loads(done.stderr.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_an_estimate_by_a_kept_model_does_not_wait_for_what_trained_it(tmp_path: Path) -> None:
     """The first answer of a new home trains a model of the starter; the next ones read it."""
     words = "predict gemm m=8 n=4096 k=4096 dtype=bf16 --device h200_sxm"
@@ -103,6 +106,7 @@ def test_an_estimate_by_a_kept_model_does_not_wait_for_what_trained_it(tmp_path:
     assert [0, ["duckdb"]] == loaded[1]
 
 
+@pytest.mark.slow
 def test_a_training_step_waits_for_nothing_of_serving(tmp_path: Path) -> None:
     """No numba; and no pandas, which Arrow imports to tell whether a list is one of its own."""
     words = "--no-starter simulate training docs/examples/training.yaml"
