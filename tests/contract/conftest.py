@@ -1,4 +1,7 @@
-"""Every contract test runs twice: against the object itself, and against it behind gRPC."""
+"""Every contract test runs twice: against the object itself, and against it behind gRPC.
+
+The way through gRPC ends at the object too: `make test` takes that one, `make test-slow` the other.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +17,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.client.channel_options import ChannelOptions
 
-_WAYS = ("embedded", "grpc")
+_WAYS = (pytest.param("embedded", marks=pytest.mark.slow), "grpc")
 
 
 @contextmanager

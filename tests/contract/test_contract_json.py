@@ -28,7 +28,7 @@ from foretoken.wire.rpcs import TABLES
 _SERVICES = ("catalog", "predictor", "simulator")
 
 
-@pytest.fixture(scope="module", params=["embedded", "remote"])
+@pytest.fixture(scope="module", params=[pytest.param("embedded", marks=pytest.mark.slow), "remote"])
 def web(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[WebClient]:
     home = str(tmp_path_factory.mktemp("home"))
     config = AppConfig(home=home, server=ServerConfig(port=0, metrics_port=-1, http_port=0))
