@@ -32,22 +32,22 @@ def test_a_list_is_csv_with_a_row_each(tmp_path: str) -> None:
     assert (0, True) == (status, "h100_sxm" in {next(iter(row.values())) for row in rows})
 
 
-def test_single_values_of_a_result_are_one_row(tmp_path: str) -> None:
+def test_single_values_of_a_result_are_one_row(home_path: str) -> None:
     asked = ("--output", "csv", "predict", "gemm", "m=64", "n=64", "k=64", "--device", "h100_sxm")
-    status, text, _ = _invoke(str(tmp_path), *asked)
+    status, text, _ = _invoke(home_path, *asked)
     (row,) = csv.DictReader(io.StringIO(text))
     assert (0, True) == (status, float(row["latency_us"]) > 0)
     assert "gemm" in row["echo.question"]
 
 
 @pytest.mark.parametrize("output", ["json", "csv"])
-def test_an_error_is_json_where_results_are_data(tmp_path: str, output: str) -> None:
+def test_an_error_is_json_where_results_are_data(home_path: str, output: str) -> None:
     asked = ("--output", output, "predict", "gemm", "m=64", "--device", "h100_sxm")
-    status, text, said = _invoke(str(tmp_path), *asked)
+    status, text, said = _invoke(home_path, *asked)
     problem = json.loads(said)
     assert (1, "", "INVALID_REQUEST") == (status, text, problem["reason"])
     assert {"field", "detail"} == set(problem["errors"][0])
-    assert "error (invalid_request)" in _invoke(str(tmp_path), *asked[2:])[2]
+    assert "error (invalid_request)" in _invoke(home_path, *asked[2:])[2]
 
 
 def test_the_time_left_is_told_from_what_was_done_here() -> None:

@@ -36,9 +36,9 @@ _CONFIG = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(home_path: str) -> Run:
     def invoke(*words: object) -> Result:
-        command = ["--home", str(tmp_path), "--output", "json", *map(str, words)]
+        command = ["--home", home_path, "--output", "json", *map(str, words)]
         return CliRunner().invoke(app, command)
 
     return invoke
@@ -250,9 +250,9 @@ def test_a_report_that_is_nowhere_is_refused(profiled: Result, run_in_folder: Ru
     assert "small-cpu-" in result.output
 
 
-def test_an_empty_catalog_says_what_to_run(tmp_path: Path) -> None:
+def test_an_empty_catalog_says_what_to_run(home_path: str) -> None:
     """There is nothing to compare yet."""
-    words = ["--home", str(tmp_path), "validate", "steps"]
+    words = ["--home", home_path, "validate", "steps"]
     result = CliRunner().invoke(app, words)
     assert 1 == result.exit_code
     assert "run `foretoken profile closure` first" in result.output

@@ -50,9 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def port(folder: Path, tmp_path: Path) -> Iterator[int]:
+def port(folder: Path, tmp_path: Path, catalog_path: str) -> Iterator[int]:
     """A catalog behind the check, over TLS."""
-    config = CatalogConfig(path=str(tmp_path / "catalog.duckdb"), state_folder=str(tmp_path))
+    config = CatalogConfig(path=catalog_path, state_folder=str(tmp_path))
     catalog = CatalogService(config)
     catalog.open()
     check = TokenCheck(Tokens(FileTokens(str(folder / "token"))), is_open)

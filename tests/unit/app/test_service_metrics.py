@@ -43,8 +43,8 @@ from foretoken.wire.arrow import read_table, rows_to_table
 
 
 @pytest.fixture
-def catalog(tmp_path: Path) -> Iterator[CatalogService]:
-    service = CatalogService(CatalogConfig(path=str(tmp_path / "catalog.duckdb"), num_threads=1))
+def catalog(catalog_path: str) -> Iterator[CatalogService]:
+    service = CatalogService(CatalogConfig(path=catalog_path, num_threads=1))
     service.open()
     yield service
     service.close()
