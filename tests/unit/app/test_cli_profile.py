@@ -56,6 +56,7 @@ def points(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_points_of_a_file_are_timed_once_and_then_known(run: Run, points: Path) -> None:
     first = answer(run("profile", "--quick", "--points", points))
     assert (first["num_measured"], first["num_planned"]) == (1, 1)
@@ -82,6 +83,7 @@ def test_request_of_another_process_is_taken_as_it_is(run: Run, tmp_path: Path) 
     assert (plan["name"], [entry["operator"] for entry in plan["operators"]]) == ("mine", ["rope"])
 
 
+@pytest.mark.slow
 def test_profile_whose_every_case_fails_ends_with_a_status(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "huge.csv"
     path.write_text("operator,dtype,num_params\nadam,fp32,1000000000000\n", encoding="utf-8")
@@ -188,6 +190,7 @@ def profiled(folder: Path, run_in_folder: Run) -> Result:
     )
 
 
+@pytest.mark.slow
 def test_measured_steps_are_listed_and_failed_ones_say_why(profiled: Result) -> None:
     """The table names steps as the option does."""
     assert 0 == profiled.exit_code, profiled.output
@@ -196,6 +199,7 @@ def test_measured_steps_are_listed_and_failed_ones_say_why(profiled: Result) -> 
     assert "graphs are captured on CUDA devices alone" in profiled.output
 
 
+@pytest.mark.slow
 def test_the_file_and_the_catalog_hold_the_same_report(
     profiled: Result, folder: Path, run_in_folder: Run
 ) -> None:
@@ -212,6 +216,7 @@ def test_the_file_and_the_catalog_hold_the_same_report(
     assert ["prefill", "decode"] == kinds
 
 
+@pytest.mark.slow
 def test_predictions_are_printed_beside_measurements_and_on_a_page(
     profiled: Result, folder: Path, run_in_folder: Run
 ) -> None:
@@ -225,6 +230,7 @@ def test_predictions_are_printed_beside_measurements_and_on_a_page(
     assert "small on cpu: what steps consist of" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_operators_of_the_steps_can_be_profiled_by_a_request(
     profiled: Result, folder: Path, run_in_folder: Run
 ) -> None:
@@ -241,6 +247,7 @@ def test_the_operators_of_the_steps_can_be_profiled_by_a_request(
     assert "cpu" == request.device
 
 
+@pytest.mark.slow
 def test_a_report_that_is_nowhere_is_refused(profiled: Result, run_in_folder: Run) -> None:
     """The message names those there are."""
     assert 0 == profiled.exit_code
