@@ -151,6 +151,7 @@ def test_every_rpc_with_every_role(
     assert {f"spiffe://foretoken/{role}"} == _CALLERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [right for right in Right if right.value in _SINGLE])
 def test_every_rpc_with_every_right_alone(
     authority: Authority, certified: tuple[int, Mapping[str, Identity]], right: Right

@@ -38,6 +38,7 @@ _COMMANDS = {
     " --vary micro_batch_size=1",
     "profile plan": "profile plan --device {device} --operator rms_norm --quick",
 }
+_LONG = {"simulate training", "simulate serving", "search training", "profile plan"}
 # What differs from run to run.
 _VOLATILE = {"job_id", "cpu_s", "wall_s", "closed_form_s"}
 
@@ -50,7 +51,13 @@ def run(home_path: str) -> Run:
     return invoke
 
 
-@pytest.mark.parametrize("command", _COMMANDS.values(), ids=_COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, id=name, marks=pytest.mark.slow if name in _LONG else ())
+        for name, command in _COMMANDS.items()
+    ],
+)
 def test_a_command_takes_every_name_of_a_device(run: Run, tmp_path: Path, command: str) -> None:
     answers = []
     for device in ("h200_sxm", "H200-SXM-141GB"):

@@ -28,6 +28,7 @@ def _read_json(outcome: Result) -> Any:
     return json.loads(outcome.stdout)
 
 
+@pytest.mark.slow
 def test_what_is_learned_can_be_named_in_a_scenario(tmp_path: Path) -> None:
     learned = tmp_path / "learned.yaml"
     words = ("calibrate", "training", *_RUNS, "--measured", _STEPS, "--out", str(learned))

@@ -63,7 +63,13 @@ def _words(name: str, folder: Path) -> list[str]:
     return [*command, *options.split()]
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.startswith("search") else ())
+        for name in _COMMANDS
+    ],
+)
 def test_terminal_page_and_kept_report_say_the_same(run: Run, tmp_path: Path, name: str) -> None:
     result = run(*_words(name, tmp_path))
     assert result.exit_code in (0, 3), result.output
@@ -93,6 +99,7 @@ def test_memory_rests_on_no_measurement(run: Run, tmp_path: Path) -> None:
     assert '<dl class="about">\n<dt>question</dt>' in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "best"),
     [
@@ -176,6 +183,7 @@ def test_a_comparison_tells_the_question_of_each_run(run: Run, tmp_path: Path) -
         assert text in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parts", [("--device", "a30"), ("--nodes", "a30=4x1", "--nodes", "gh200=4x1")]
 )

@@ -91,6 +91,7 @@ def test_an_answer_that_nothing_fits_has_its_own_status(run: Run, name: str) -> 
     assert says_nothing(json.loads(result.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _COMMANDS)
 def test_an_answer_has_status_0(run: Run, name: str) -> None:
     command, says_nothing = _COMMANDS[name]

@@ -81,6 +81,7 @@ def measured() -> tuple[ClosureReport, FakeCatalog]:
     return _measure(_request(num_layers=1), catalog=catalog), catalog
 
 
+@pytest.mark.slow
 def test_each_kind_of_step_is_timed_and_its_kernels_are_counted(
     measured: tuple[ClosureReport, FakeCatalog],
 ) -> None:
@@ -96,6 +97,7 @@ def test_each_kind_of_step_is_timed_and_its_kernels_are_counted(
     assert training.num_kernels > 2 * prefill.num_kernels
 
 
+@pytest.mark.slow
 def test_a_report_is_kept_as_an_artifact_and_no_row(
     measured: tuple[ClosureReport, FakeCatalog],
 ) -> None:
@@ -112,6 +114,7 @@ def test_a_report_is_kept_as_an_artifact_and_no_row(
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_a_failed_step_and_the_others_go_on() -> None:
     """A graph needs CUDA, and GPT-2 has no more positions than it learned."""
     steps = (

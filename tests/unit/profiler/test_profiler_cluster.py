@@ -16,6 +16,8 @@ from foretoken.domain.job import JobState
 from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.profiler.cluster.submitting import name_of_job, name_request
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def cluster(tmp_path: Path, catalog_path: str) -> Iterator[Cluster]:
@@ -90,7 +92,6 @@ def test_progress_counts_calls_and_shards(cluster: Cluster) -> None:
     profiler.close()
 
 
-@pytest.mark.slow
 def test_a_follower_that_was_lost_finds_its_job_again(cluster: Cluster) -> None:
     """The Job outlives whoever asked for it, and the same profile is not submitted twice."""
     first = cluster.profiler()
@@ -120,7 +121,6 @@ def test_two_that_submit_at_once_share_the_job(cluster: Cluster) -> None:
     assert cluster.controller.num_started(name_of_job("short")) == 2
 
 
-@pytest.mark.slow
 def test_another_request_under_the_name_of_a_running_one_is_refused(cluster: Cluster) -> None:
     profiler = cluster.profiler()
     job = profiler.create_profile(REQUEST)
@@ -177,7 +177,6 @@ def test_what_pods_read_belongs_to_the_job_from_the_first(cluster: Cluster) -> N
     profiler.close()
 
 
-@pytest.mark.slow
 def test_a_job_whose_submitter_died_before_it_started_is_completed(cluster: Cluster) -> None:
     first = cluster.profiler(queue="held")
     job = first.create_profile(REQUEST)
@@ -265,7 +264,6 @@ def test_a_name_is_made_of_the_request() -> None:
     assert name_request(again).name != name_request(again).name
 
 
-@pytest.mark.slow
 def test_another_controller_goes_on_with_what_one_left(cluster: Cluster) -> None:
     """Under the same name, with one Job in the cluster; both know the result."""
     first, second = (cluster.profiler(shares_jobs=True) for _ in range(2))

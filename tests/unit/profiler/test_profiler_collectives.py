@@ -61,6 +61,7 @@ def group() -> Iterator[CollectiveGroup]:
     assert [] == [pid for pid in pids if is_running(pid)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", COLLECTIVES)
 def test_collective_is_timed(group: CollectiveGroup, operator: str) -> None:
     summary = group.time(call_of(operator))
@@ -68,17 +69,20 @@ def test_collective_is_timed(group: CollectiveGroup, operator: str) -> None:
     assert 0.0 < summary.latency_us_min <= summary.latency_us_median <= summary.latency_us_max
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operator", [name for name in COLLECTIVES if name != "send_recv"])
 def test_more_ranks_than_two_are_timed(group: CollectiveGroup, operator: str) -> None:
     assert group.time(call_of(operator, group=(3, 1))).num_samples >= 3
 
 
+@pytest.mark.slow
 def test_a_ring_of_transfers_joins_more_than_a_pair(group: CollectiveGroup) -> None:
     assert group.time(call_of("send_recv", group=(3, 1), variant="pattern=ring")).num_samples >= 3
     with pytest.raises(CollectiveTimingError, match="pattern=ring"):
         group.time(call_of("send_recv", group=(3, 1)))
 
 
+@pytest.mark.slow
 def test_larger_message_takes_longer(group: CollectiveGroup) -> None:
     small = group.time(call_of("all_reduce", 1024))
     large = group.time(call_of("all_reduce", 2**23))
@@ -104,6 +108,7 @@ def _time_patiently(group: CollectiveGroup, call: OperatorCall) -> TimingSummary
     return group.time(call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "reason"),
     [

@@ -198,6 +198,7 @@ def test_a_pasted_model_is_served_and_its_name_shown_as_text(web: WebClient) -> 
     assert b"tiny<b>" not in page
 
 
+@pytest.mark.slow
 def test_a_training_question_leads_to_its_job(web: WebClient) -> None:
     form = urlencode(
         {
@@ -358,6 +359,7 @@ def test_prices_of_a_list_and_a_trace_are_part_of_the_question(web: WebClient) -
     assert (400, True) == (wrong.status, b"trace.csv" in wrong.body)
 
 
+@pytest.mark.slow
 def test_measurements_come_in_through_the_pages_and_are_looked_at(tmp_path: Path) -> None:
     """A table with its mapping: on the map, as curves, explained, queried, drawn and checked."""
     table = (_EXAMPLES / "collectives.csv").read_text("utf-8")

@@ -127,6 +127,7 @@ def test_what_cannot_be_interleaved_is_counted_with_a_reason() -> None:
     assert "schedules that go round it alone" in folded.reasons["pipeline_schedule"]
 
 
+@pytest.mark.slow
 def test_points_are_counted_once_whether_they_fit_or_not() -> None:
     request = build_request(has_subsets=True, tp=(4,), micro_batch_sizes=(1, 8), partition="even")
     survey = _answer(request).survey
@@ -138,6 +139,7 @@ def test_points_are_counted_once_whether_they_fit_or_not() -> None:
     assert survey.num_fitting == sum(cell.num_fitting for cell in cells)
 
 
+@pytest.mark.slow
 def test_a_sure_predictor_leaves_no_ties() -> None:
     """Where every estimate is sure the first is the best; where none is, others tie with it."""
     request = build_request(node_groups=_PAIR, tp=(4,))
@@ -169,6 +171,7 @@ def test_the_next_takes_the_place_of_one_that_does_not_fit_when_simulated() -> N
     ]
 
 
+@pytest.mark.slow
 def test_changes_of_the_hardware_and_the_batch_are_answered() -> None:
     """Faster parts make the best no slower, more memory lets no fewer fit."""
     request = replace(
@@ -188,6 +191,7 @@ def test_changes_of_the_hardware_and_the_batch_are_answered() -> None:
     assert found["arithmetic 2x"].throughput_ratio > found["links 2x"].throughput_ratio
 
 
+@pytest.mark.slow
 def test_a_placement_that_its_framework_lacks_is_counted() -> None:
     """Megatron-Core has no GPipe; interleaved rounds divide the layers."""
     request = build_request(

@@ -16,7 +16,7 @@ from foretoken.simulator.search.training.search import search_training
 
 @pytest.fixture(scope="module")
 def report() -> TrainingSearchReport:
-    request = build_request(has_subsets=True, tp=(4,))
+    request = build_request(has_subsets=True, tp=(4,), micro_batch_sizes=(1,))
     return search_training(request, SheetPredictor(), InlineContext())
 
 

@@ -29,12 +29,15 @@ def _search(request: TrainingSearchRequest) -> TrainingSearchReport:
 @pytest.fixture(scope="module")
 def of_subsets() -> TrainingSearchReport:
     """Return the answer for the cluster and all smaller ones."""
-    return _search(build_request(has_subsets=True, tp=(4,), objective="cost"))
+    return _search(_of_subsets())
 
 
-def test_every_point_is_counted_once() -> None:
-    request = build_request(has_subsets=True, tp=(4,), micro_batch_sizes=(1, 8))
-    report = _search(request)
+def _of_subsets() -> TrainingSearchRequest:
+    return build_request(has_subsets=True, tp=(4,), objective="cost")
+
+
+def test_every_point_is_counted_once(of_subsets: TrainingSearchReport) -> None:
+    request, report = _of_subsets(), of_subsets
     ruled_out = sum(item.num_strategies for item in report.ruled_out)
     assert count_points(request) == report.num_points == report.num_fitting + ruled_out
     assert report.num_fitting == len(report.candidates.name) == len(set(report.candidates.name))
@@ -129,6 +132,7 @@ def test_finalists_are_simulated_as_the_scenario_says() -> None:
         assert item.closed_form_ms == pytest.approx(item.report.step_time_ms, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_said() -> None:
     groups = tuple(replace(group, num_nodes=4) for group in GROUPS)
     report = _search(build_request(node_groups=groups, tp=(4,), micro_batch_sizes=(1,)))

@@ -47,7 +47,7 @@ _REQUEST = TrainingSearchRequest(scenario=_SCENARIO, space=_SPACE, num_finalists
 
 def _open(folder: Path, **settings: int | bool) -> SimulatorService:
     config = SimulatorConfig(
-        **{"state_folder": str(folder), "num_search_workers": 2, **settings}  # type: ignore[arg-type]
+        **{"state_folder": str(folder), "num_search_workers": 1, **settings}  # type: ignore[arg-type]
     )
     service = SimulatorService(config, RooflinePredictor())
     service.open()
@@ -80,7 +80,7 @@ def test_a_training_search_is_a_job_with_its_candidates(service: SimulatorServic
     alone = search_training(_REQUEST, RooflinePredictor(), InlineContext())
     alone = echo_training_search(_REQUEST, alone)
     assert _without_times(alone) == _without_times(report)
-    assert 2 == report.num_workers
+    assert 1 == report.num_workers
     table = service.read_training_search_table(report.job_id, "candidates").read_all()
     assert table["name"].to_pylist() == list(report.candidates.name)
     with pytest.raises(InvalidRequestError, match="candidates"):
