@@ -49,6 +49,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave what reads the shared measurements to `make test-slow`: a clone alone has none."""
+    if "shared_data" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let each worker begin with tests that do not run the engine, as `make` compiles it meanwhile.

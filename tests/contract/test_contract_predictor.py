@@ -1,6 +1,7 @@
 """The predictor behaves alike whether it is embedded or remote."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +28,31 @@ from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
 
 
-@pytest.fixture
-def port(tmp_path: Path, catalog: CatalogService, reach: Reach) -> Iterator[PredictorPort]:
-    service = PredictorService(PredictorConfig(state_folder=str(tmp_path / "p")), catalog)
+@contextmanager
+def _opened(folder: Path, catalog: CatalogService, reach: Reach) -> Iterator[PredictorPort]:
+    service = PredictorService(PredictorConfig(state_folder=str(folder / "p")), catalog)
     service.open()
     yield reach(service, servicer.register, PredictorClient.connect)
     service.close()
 
 
 @pytest.fixture
-def trained(catalog: CatalogService, port: PredictorPort) -> PredictorPort:
-    batch = MeasurementBatch(batch_index=0, rows=make_rows(_SIZES), is_last=True)
-    list(catalog.record(make_run(), [batch]))
-    job = port.create_training(TrainRequest())
-    assert list(port.watch_job(job.job_id))[-1].state is JobState.SUCCEEDED
-    return port
+def port(tmp_path: Path, catalog: CatalogService, reach: Reach) -> Iterator[PredictorPort]:
+    with _opened(tmp_path, catalog, reach) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, shared_catalog: CatalogService, shared_reach: Reach
+) -> Iterator[PredictorPort]:
+    """One for all who only ask."""
+    with _opened(tmp_path_factory.mktemp("trained"), shared_catalog, shared_reach) as port:
+        batch = MeasurementBatch(batch_index=0, rows=make_rows(_SIZES), is_last=True)
+        list(shared_catalog.record(make_run(), [batch]))
+        job = port.create_training(TrainRequest())
+        assert list(port.watch_job(job.job_id))[-1].state is JobState.SUCCEEDED
+        yield port
 
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

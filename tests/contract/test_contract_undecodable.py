@@ -41,7 +41,7 @@ def _draw_bytes(method: MethodDescriptor) -> list[bytes]:
     """Some bytes that the method's message cannot be, of many lengths, and a few fixed ones."""
     draw = random.Random(path(method))  # noqa: S311 - any bytes
     found = [b"\xff", b"not a message", b"\x0a\xff\xff\xff\xff\x0f", bytes(range(256))]
-    found += [draw.randbytes(length) for length in (2, 3, 5, 8, 13, 100, 1_000, 100_000)]
+    found += [draw.randbytes(length) for length in (2, 5, 13, 1_000, 100_000)]
     decode = GetMessageClass(method.input_type).FromString
     return [content for content in found if not _is_message(decode, content)]
 

@@ -23,6 +23,8 @@ from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
 from foretoken.wire.ipc import write_chunks
 
+pytestmark = pytest.mark.slow
+
 _ENDLESS = "FROM range(1000000000000)"
 _TIMEOUT_S = 1.0
 _RUNAWAYS = {
@@ -116,7 +118,6 @@ def _wait_until_over(catalog: CatalogService) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_what_runs_away_is_stopped_while_recording_goes_on(
     limited: Callable[..., CatalogService],
 ) -> None:
@@ -175,7 +176,6 @@ def test_more_rows_than_allowed_are_refused_unless_fewer_are_wanted(
             read_table(catalog.query_sql(query))
 
 
-@pytest.mark.slow
 def test_a_reader_that_stops_reading_is_cut_off(limited: Callable[..., CatalogService]) -> None:
     """It keeps neither its place nor its cursor longer than the limit of time."""
     catalog = limited(sql_timeout_s=3.0, sql_max_rows=10**12)

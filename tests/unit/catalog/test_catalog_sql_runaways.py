@@ -80,6 +80,7 @@ def test_what_would_fill_the_catalog_does_not(name: str, opened: CatalogService)
     assert 3 == _count(opened)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_said_and_replaced(opened: CatalogService) -> None:
     """The kernel takes the process of the question first where memory runs out."""
     _count(opened)
@@ -102,6 +103,7 @@ def test_a_killed_process_is_said_and_replaced(opened: CatalogService) -> None:
     assert 3 == _count(opened)
 
 
+@pytest.mark.slow
 def test_a_crashed_process_is_said(opened: CatalogService) -> None:
     _count(opened)
     reader = opened.query_sql(SqlQuery(text="FROM range(100000000)", max_num_rows=10**6))
@@ -112,6 +114,7 @@ def test_a_crashed_process_is_said(opened: CatalogService) -> None:
     assert 3 == _count(opened)
 
 
+@pytest.mark.slow
 def test_no_process_outlives_the_catalog(tmp_path: Path) -> None:
     """Whatever ends the catalog: the processes' input ends with it."""
     program = (
@@ -134,6 +137,7 @@ def test_no_process_outlives_the_catalog(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_closing_the_catalog_ends_its_processes(opened: CatalogService) -> None:
     reader = opened.query_sql(SqlQuery(text="FROM range(1000000)"))
     pids = _pids_of(opened)

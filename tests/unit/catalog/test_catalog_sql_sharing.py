@@ -19,6 +19,8 @@ from foretoken.catalog.storage.store import Store
 from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
 
+pytestmark = pytest.mark.slow
+
 _BATCH_ROWS = 500
 # So small that the log is merged at every few commits.
 _LOG_BYTES = 200_000
@@ -63,14 +65,12 @@ def _log_bytes(catalog: _Catalog) -> int:
     return catalog.store.size_bytes() - Path(catalog.store.attachment.name).stat().st_size
 
 
-@pytest.mark.slow
 def test_what_was_acknowledged_is_seen_by_the_next_question(shared: _Catalog) -> None:
     for index in range(20):
         shared.record(index)
         assert index + 1 == shared.ask()[2]
 
 
-@pytest.mark.slow
 def test_every_answer_is_of_one_state_while_recording_goes_on(shared: _Catalog) -> None:
     """Rows of a batch are there together, and no answer is older than the one before."""
     stopped = threading.Event()
