@@ -64,7 +64,10 @@ def test_a_batch_of_a_profile_is_asked_for_after_the_receipt_of_the_one_before(
     assert events == ["batch 0", "receipt 0", "batch 1", "receipt 1", "batch 2", "receipt 2"]
 
 
-@pytest.mark.parametrize("num_batches", [1, 63, 64, 65, 130])
+@pytest.mark.parametrize(
+    "num_batches",
+    [1, 64, 65, *(pytest.param(number, marks=pytest.mark.slow) for number in (63, 130))],
+)
 def test_an_import_of_any_number_of_batches_is_stored_whole(
     num_batches: int, port: CatalogPort
 ) -> None:

@@ -96,6 +96,7 @@ def test_the_page_of_messages_has_every_field_there_is() -> None:
     assert set(linked) | set(re.findall(r"\(#(\w+)\)", text)) <= set(anchors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("language", "text"), _BLOCKS, ids=[language for language, _ in _BLOCKS])
 def test_examples_of_the_documents_run(
     language: str, text: str, web: WebClient, tmp_path: Path

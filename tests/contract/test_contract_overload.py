@@ -20,6 +20,8 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.measurements.measurement import SqlQuery
 from foretoken.wire.arrow import read_table
 
+pytestmark = pytest.mark.slow
+
 _RECORD = "/foretoken.api.catalog.v1.CatalogService/Record"
 _NUM_STREAMS = 500
 _RETRY_AFTER_S = 2.5
