@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from foretoken.jobs.process_setup import collect_rarely
+
 # How long an example takes says how busy the machine is. Few examples where everybody waits for all
 # tests; `make test-slow` draws more of them. Both draw the same at every run: a law that is false
 # once in a thousand draws is found where somebody looks for it, not where another change lands.
@@ -39,7 +41,7 @@ _SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 def pytest_collection() -> Generator[None, object, object]:
     """Spare the collector ten thousand tests and their modules: they stay as long as the process.
 
-    Looking at them takes half a second each time.
+    Looking at them takes half a second each time. Afterwards it looks as rarely as a command does.
     """
     gc.disable()
     try:
@@ -47,6 +49,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+        collect_rarely()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
