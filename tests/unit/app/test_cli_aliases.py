@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from slow_cases import slow_but
 from typer.testing import CliRunner, Result
 
 from foretoken.app.cli.main import app
@@ -38,7 +39,6 @@ _COMMANDS = {
     " --vary micro_batch_size=1",
     "profile plan": "profile plan --device {device} --operator rms_norm --quick",
 }
-_LONG = {"simulate training", "simulate serving", "search training", "profile plan"}
 # What differs from run to run.
 _VOLATILE = {"job_id", "cpu_s", "wall_s", "closed_form_s"}
 
@@ -52,18 +52,14 @@ def run(home_path: str) -> Run:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(command, id=name, marks=pytest.mark.slow if name in _LONG else ())
-        for name, command in _COMMANDS.items()
-    ],
+    "name", slow_but(["predict", "predict of a collective", "plan", "memory"], _COMMANDS)
 )
-def test_a_command_takes_every_name_of_a_device(run: Run, tmp_path: Path, command: str) -> None:
+def test_a_command_takes_every_name_of_a_device(run: Run, tmp_path: Path, name: str) -> None:
     answers = []
     for device in ("h200_sxm", "H200-SXM-141GB"):
         (tmp_path / "training.yaml").write_text(_TRAINING.format(device=device))
         (tmp_path / "serving.yaml").write_text(_SERVING.format(device=device))
-        result = run(*command.format(device=device, folder=tmp_path).split())
+        result = run(*_COMMANDS[name].format(device=device, folder=tmp_path).split())
         assert result.exit_code == 0, result.output
         found = json.loads(result.stdout)
         answers.append({name: found[name] for name in found.keys() - _VOLATILE})

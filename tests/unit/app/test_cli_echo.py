@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_cases import slow_but
 from typer.testing import CliRunner, Result
 
 from foretoken.app.cli.main import app
@@ -65,10 +66,7 @@ def _words(name: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name.startswith("search") else ())
-        for name in _COMMANDS
-    ],
+    slow_but(["simulate serving", "simulate training", "simulate run"], _COMMANDS),
 )
 def test_terminal_page_and_kept_report_say_the_same(run: Run, tmp_path: Path, name: str) -> None:
     result = run(*_words(name, tmp_path))

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from graph_models import CONFIGS, config_json, graph_request, trace_of
+from slow_cases import slow_but
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
@@ -48,7 +49,7 @@ def _operators(family: str, num_ranks: int = 1) -> list[OperatorCall]:
     ]
 
 
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("family", slow_but(["llama", "gpt2", "mixtral"], sorted(CONFIGS)))
 def test_calls_fold_to_columns(family: str) -> None:
     """Every call is in one column, and layers have the modules of their family in order."""
     calls = trace_of(family).calls

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from slow_cases import slow_but
 from strategy_step import time_both_ways
 from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor, build_scenario
 
@@ -121,7 +122,9 @@ _FAMILIES = {
     "minimax m3": _cut("minimax-m3", "full-mlp 3*blocks-experts"),
 }
 _LENGTH = 16384
-every_family = pytest.mark.parametrize("family", _FAMILIES)
+every_family = pytest.mark.parametrize(
+    "family", slow_but(["qwen3.5", "deepseek-v3.2", "gpt-oss", "nemotron 3"], _FAMILIES)
+)
 
 
 def _scenario(model: ModelArchitecture, **changes: object) -> TrainingScenario:
@@ -251,7 +254,10 @@ def _in_a_pattern(model: ModelArchitecture) -> ModelArchitecture:
 
 
 @pytest.mark.parametrize("preset", ["llama-3.2-1b", "qwen3-8b", "mixtral-8x7b", "gpt-oss-20b"])
-@pytest.mark.parametrize("trainer", ["megatron-core", "torchtitan", "deepspeed-zero3-2021"])
+@pytest.mark.parametrize(
+    "trainer",
+    slow_but(["megatron-core"], ["megatron-core", "torchtitan", "deepspeed-zero3-2021"]),
+)
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_pattern_is_trained_as_the_fields_it_stands_for(
     preset: str, trainer: str, recompute: str
