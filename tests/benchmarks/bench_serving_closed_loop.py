@@ -36,11 +36,8 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import SessionSpec, WorkloadSpec
 from foretoken.domain.results.report import RequestColumns
-from foretoken.simulator.validation.published_comparison import (
-    NUM_ROUNDS,
-    draw_lengths,
-    limit_step_tokens,
-)
+from foretoken.simulator.validation.published_comparison import draw_lengths
+from foretoken.simulator.validation.published_launch import NUM_ROUNDS, limit_step_tokens
 from foretoken.simulator.validation.published_run import INFERENCE_MAX_SHORTEST_RATIO
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

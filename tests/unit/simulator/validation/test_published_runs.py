@@ -41,24 +41,44 @@ def test_rows_are_read_with_their_layouts() -> None:
 def test_requests_of_many_replicas_are_counted_for_one() -> None:
     """416 at a time on all, of which a batch of 13 ran on each; 26 with two ranks of attention."""
     row = _ROWS[0].replace("a_c64_", "a_c416_").replace("fp8,fp8,64", "fp8,fp8,13")
-    two = row.replace("13,2,1,,1,1", "13,2,1,2,1,1")
+    two = row.replace("13,2,1,,1,1,200", "13,2,1,2,1,1,201")
     one_of_many, of_two_ranks = read_published(f"{_COLUMNS}\n{row}\n{two}".encode())
     assert (13, 1) == (one_of_many.concurrency, one_of_many.dp)
     assert 2 * 13 == of_two_ranks.concurrency
 
 
+def test_a_batch_is_of_the_ranks_that_a_row_names() -> None:
+    """An export has 64 ranks of attention where eight were, and their requests one by one."""
+    row = "e_c64_,trtllm,1.1.0,gpt,b200_sxm,agg,1024,1024,fp8,fp8,1,1,1,64,8,8,102,15"
+    (run,) = read_published(f"{_COLUMNS}\n{row}".encode())
+    assert (1, 8, 8, 64) == (run.tp, run.dp, run.ep, run.concurrency)
+
+
+def test_ranks_of_experts_are_no_replicas_of_attention_under_vllm() -> None:
+    """Four GPUs that hold experts apart, which exports have as sixteen; two engines of two stay."""
+    row = "f_c8_,vllm,0.18.0,m,h100_sxm,agg,1024,1024,fp8,fp8,2,4,1,4,1,16,94,12"
+    (run,) = read_published(f"{_COLUMNS}\n{row}".encode())
+    assert (4, 1, 4, 8, 4) == (run.tp, run.dp, run.ep, run.concurrency, run.num_devices)
+    (other,) = read_published(f"{_COLUMNS}\n{row.replace('1,16,94', '1,4,94')}".encode())
+    assert (1, 4, 4) == (other.tp, other.dp, other.ep)
+
+
+def test_runs_that_may_have_drafted_tokens_are_left_out() -> None:
+    """An export without drafts tells which of another's figures were measured without them."""
+    row = "g_c4_,trtllm,1.1.0,deepseek-ai/DeepSeek-R1,h200_sxm,agg,1024,1024,fp8,fp8,4,8,1,1,1,8"
+    rows = [
+        f"{row},313.2779273,13.820446,db-dump/2026-04-27",
+        f"{row},313.278,13.82,source_file=2026-04-06.csv",
+        f"{row},493.98,8.58,source_file=2026-04-06.csv",
+        f"{row.replace('trtllm', 'sglang')},259.1,10.3,source_file=2026-04-06.csv",
+    ]
+    runs = read_published("\n".join([f"{_COLUMNS},silicon_data_source", *rows]).encode())
+    assert [("trtllm", 13.820446), ("sglang", 10.3)] == [(run.engine, run.tpot_ms) for run in runs]
+
+
 def test_throughput_is_that_of_a_full_loop() -> None:
     """64 requests at a time, each 200 + 999 x 20 ms, on two GPUs."""
     assert 64 * 1000 / (0.2 + 999 * 0.02) / 2 == pytest.approx(_RUNS[0].output_tps_per_gpu)
-
-
-def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
-    """As the scripts of published runs start TensorRT-LLM; other engines split prompts."""
-    run = replace(_RUNS[0], engine="trtllm", version="", input_tokens=8192, concurrency=8)
-    assert 8192 + 7 <= scenario_of_published(run).engine.max_num_batched_tokens < 8192 + 200
-    short = replace(run, input_tokens=512)
-    assert 8192 == scenario_of_published(short).engine.max_num_batched_tokens
-    assert 0 == scenario_of_published(_RUNS[0]).engine.max_num_batched_tokens
 
 
 @pytest.mark.parametrize(
@@ -90,6 +110,7 @@ def test_servers_run_checkpoints_as_they_are_stored(
     [
         ("source_file=2026-04-06.csv; silicon_concurrency=64", (3200, 800)),
         ("db-dump/2026-03-25", (3200, 800)),
+        ("source_file=kimi-k2.5-gap-analysis.csv; model=Kimi-K2.5", (3200, 800)),
         ("source_file=/data/gap-analysis.csv", (4000, 1000)),
     ],
 )

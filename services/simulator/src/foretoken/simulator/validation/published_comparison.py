@@ -1,8 +1,8 @@
 """How simulations compare with serving runs that were published as mean TTFT and TPOT.
 
 Of a run's launch only what its row says is known: engine and version, formats, layout, lengths, and
-how many requests ran at a time. The rest is the engine's default, but for what the scripts of
-InferenceMAX say, from whose database most of these runs are.
+how many requests ran at a time. The rest is the engine's default, but for what the scripts say of
+InferenceMAX, from whose database most of these runs are (`published_launch.py`).
 """
 
 import re
@@ -18,15 +18,9 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.report import ServingReport
+from foretoken.simulator.validation.published_launch import find_launch
 from foretoken.simulator.validation.published_run import PublishedRun
 
-# Requests for each one that runs at a time. The first of them come at once and wait for each other,
-# so means depend on it. Source: InferenceMAX, benchmarks/single_node/*.sh.
-NUM_ROUNDS = 10
-# The least that a step of TensorRT-LLM may hold, and what its limit is a multiple of. Source:
-# InferenceMAX, benchmarks/single_node/dsr1_fp8_h200_trt.sh.
-_LEAST_STEP_TOKENS = 8192
-_STEP_TOKENS_UNIT = 64
 # What presets of one model in several formats end with, and the schemes in a quantisation's name.
 _FORMAT_END = re.compile(r"-(int4|fp8|nvfp4)$")
 _SCHEME = re.compile(r"(?:^|=)([^=+]+)(?=\+|$)")
@@ -80,28 +74,27 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
 
     """
     model, quantization = _find_checkpoint(run)
+    launch = find_launch(run)
     return ServingScenario(
         name=run.name,
         model=model,
         device=run.device,
         quantization=quantization,
+        kv_dtype=launch.kv_dtype,
         layout=ParallelLayout(
             tp=run.tp, pp=run.pp, dp=run.dp, ep=run.ep, attention_dp=run.dp > 1 and run.ep == 1
         ),
         engine=EngineSpec(
             profile=_find_profile(run),
             max_num_seqs=run.concurrency,
-            # TensorRT-LLM splits no prompt; by its default a long one waits until no request runs.
-            max_num_batched_tokens=(
-                limit_step_tokens(run.concurrency, run.input_tokens)
-                if run.engine == "trtllm"
-                else 0
-            ),
+            max_num_batched_tokens=launch.step_tokens,
+            memory_utilization_ratio=launch.memory_ratio,
+            rules=launch.rules,
         ),
         workload=WorkloadSpec(
             arrival="closed_loop",
             arrival_options={"concurrency": str(run.concurrency)},
-            num_requests=NUM_ROUNDS * run.concurrency,
+            num_requests=launch.num_rounds * run.concurrency,
             prefill=draw_lengths(run.input_tokens, run.shortest_ratio),
             decode=draw_lengths(run.output_tokens, run.shortest_ratio),
         ),
@@ -136,12 +129,6 @@ def draw_lengths(longest: int, shortest_ratio: float) -> LengthSpec:
     """Return lengths drawn evenly up to the longest; all alike, requests would keep in step."""
     shortest = max(1, int(longest * shortest_ratio))
     return LengthSpec(kind="uniform", minimum=shortest, maximum=longest)
-
-
-def limit_step_tokens(concurrency: int, input_tokens: int) -> int:
-    """Return the tokens of a step that a prompt can join when all others run."""
-    units = (concurrency + input_tokens + 2 * _STEP_TOKENS_UNIT - 1) // _STEP_TOKENS_UNIT
-    return max(_LEAST_STEP_TOKENS, units * _STEP_TOKENS_UNIT)
 
 
 def _find_profile(run: PublishedRun) -> str:

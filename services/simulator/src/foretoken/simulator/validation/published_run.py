@@ -17,11 +17,18 @@ from foretoken.domain.alias import canonical_device, canonical_model
 from foretoken.domain.models.architecture import all_models, list_forms
 
 _CONCURRENCY = re.compile(r"_c(\d+)_")
-# Runs out of InferenceMAX's database, by the day of its export; the others have fixed lengths.
-_OF_INFERENCE_MAX = re.compile(r"(source_file=|db-dump/)\d{4}-\d\d-\d\d")
+# Runs out of InferenceMAX's database, by the day of its export, and tables that have such rows over
+# again (rounded); the others have fixed lengths.
+_OF_INFERENCE_MAX = re.compile(
+    r"(source_file=|db-dump/)(\d{4}-\d\d-\d\d|[\w.]+(-[\w.]+)*-gap-analysis\.csv)"
+)
 # Of the longest, the shortest length that its client draws. Source: InferenceMAX,
 # utils/bench_serving/benchmark_serving.py and benchmark_lib.sh.
 INFERENCE_MAX_SHORTEST_RATIO = 0.8
+# The export of that database that has no runs with drafted tokens; and which of its models ran both
+# ways under which engine. Source: benchmarks/dsr1_{fp4,fp8}_{b200,h200}_trt{,_mtp}.sh there.
+_WITHOUT_DRAFTS = "db-dump/"
+_DRAFTED = {("deepseek-v3", "trtllm")}
 # Rows of disaggregated deployments say too little of their pools.
 _AGGREGATED = "agg"
 # Lengths that are farther apart than this factor make another workload, or another step.
@@ -34,8 +41,8 @@ _FORMAT_END = re.compile(r"-(FP8|NVFP4)$")
 class PublishedRun:
     """A measured run; `formats` are those of weights in GEMM and experts, times are means.
 
-    `num_devices` is what one replica takes; `concurrency` requests ran on it at a time. Lengths
-    were drawn evenly between `shortest_ratio` of those given and these.
+    `num_devices` is what one replica takes; `concurrency` requests ran on it at a time. With
+    `is_of_inference_max` its scripts started server and client, else the lengths were fixed.
     """
 
     name: str
@@ -53,7 +60,12 @@ class PublishedRun:
     output_tokens: int
     ttft_ms: float
     tpot_ms: float
-    shortest_ratio: float = 1.0
+    is_of_inference_max: bool = False
+
+    @property
+    def shortest_ratio(self) -> float:
+        """Of the lengths given, the least that were drawn, evenly."""
+        return INFERENCE_MAX_SHORTEST_RATIO if self.is_of_inference_max else 1.0
 
     @property
     def num_devices(self) -> int:
@@ -80,15 +92,45 @@ class PublishedRun:
 
 
 def read_published(content: bytes) -> list[PublishedRun]:
-    """Return the aggregated runs of a table, in its order; rows without a figure are left out."""
-    rows = csv.DictReader(io.StringIO(content.decode("utf-8")))
-    return list(_read_rows(rows))
+    """Return the aggregated runs of a table, in its order, each once.
+
+    Left out are rows without a figure, and of exports that do not say whether tokens were drafted
+    those that may have been. A figure tells which run it is: exports have runs of others again.
+    """
+    rows = [
+        row
+        for row in csv.DictReader(io.StringIO(content.decode("utf-8")))
+        if row["mode"] == _AGGREGATED and row["silicon_ttft_ms"] and row["silicon_tpot_ms"]
+    ]
+    plain = {_figures_of(row) for row in rows if _source_of(row).startswith(_WITHOUT_DRAFTS)}
+    kept: dict[tuple[object, ...], PublishedRun] = {}
+    for row, run in zip(rows, _read_rows(rows), strict=True):
+        if not _may_draft(row, run) or _figures_of(row) in plain:
+            kept.setdefault((run.model, run.device, run.engine, *_figures_of(row)), run)
+    return list(kept.values())
+
+
+def _figures_of(row: Mapping[str, str]) -> tuple[str, str, float, float]:
+    """Return what a run is known by; tables differ in how many digits they have."""
+    ttft_ms, tpot_ms = float(row["silicon_ttft_ms"]), float(row["silicon_tpot_ms"])
+    return row["isl"], row["osl"], round(ttft_ms, 2), round(tpot_ms, 2)
+
+
+def _source_of(row: Mapping[str, str]) -> str:
+    return row.get("silicon_data_source") or ""
+
+
+def _may_draft(row: Mapping[str, str], run: PublishedRun) -> bool:
+    """Whether a run's settings were run with drafted tokens, too, and the row does not say so."""
+    return (
+        run.is_of_inference_max
+        and (run.model, run.engine) in _DRAFTED
+        and not _source_of(row).startswith(_WITHOUT_DRAFTS)
+    )
 
 
 def _read_rows(rows: Iterable[Mapping[str, str]]) -> Iterator[PublishedRun]:
     for row in rows:
-        if row["mode"] != _AGGREGATED or not (row["silicon_ttft_ms"] and row["silicon_tpot_ms"]):
-            continue
         layout = _read_layout(row)
         yield PublishedRun(
             name=row["id"],
@@ -98,25 +140,28 @@ def _read_rows(rows: Iterable[Mapping[str, str]]) -> Iterator[PublishedRun]:
             version=row["backend_version"],
             formats=(row["gemm_quant_mode"], row["moe_quant_mode"]),
             **layout,
-            concurrency=_read_concurrency(row, layout["dp"]),
+            concurrency=_read_concurrency(row),
             input_tokens=_read_count(row["isl"]),
             output_tokens=_read_count(row["osl"]),
             ttft_ms=float(row["silicon_ttft_ms"]),
             tpot_ms=float(row["silicon_tpot_ms"]),
-            shortest_ratio=(
-                INFERENCE_MAX_SHORTEST_RATIO
-                if _OF_INFERENCE_MAX.match(row.get("silicon_data_source", ""))
-                else 1.0
-            ),
+            is_of_inference_max=_OF_INFERENCE_MAX.match(_source_of(row)) is not None,
         )
 
 
 def _read_layout(row: Mapping[str, str]) -> dict[str, int]:
-    """Return the degrees: experts lie on the tp ranks, and attention replicas share them."""
+    """Return the degrees: experts lie on the tp ranks, and attention replicas share them.
+
+    Of vLLM's runs some rows have the ranks that hold experts once more as replicas of attention,
+    which no script starts: sixteen of them would not be on a machine of eight.
+    """
     ep = _read_count(row["moe_ep_size"])
     tp = max(_read_count(row["tp_size"]) if ep == 1 else ep, _read_count(row["moe_tp_size"]))
     dp = _read_count(row["attention_dp_size"])
     pp = _read_count(row["pp_size"])
+    if row["backend"] == "vllm" and dp > 1 and ep == dp * dp:
+        tp = ep = dp
+        dp = 1
     return (
         {"tp": 1, "dp": tp, "pp": pp, "ep": ep}
         if dp > 1
@@ -124,11 +169,13 @@ def _read_layout(row: Mapping[str, str]) -> dict[str, int]:
     )
 
 
-def _read_concurrency(row: Mapping[str, str], dp: int) -> int:
+def _read_concurrency(row: Mapping[str, str]) -> int:
     """Return how many requests ran at a time on one replica: a batch for each rank of attention.
 
-    The name has those of all replicas together, of which a run may have had many.
+    The name has those of all replicas together, of which a run may have had many. A batch is what
+    the row divided by the ranks that it has.
     """
+    dp = _read_count(row["attention_dp_size"])
     named = _CONCURRENCY.search(row["id"])
     counts = [int(named[1])] if named else []
     if row["batch_size"]:

@@ -1,0 +1,93 @@
+"""How the servers of published runs were started: what their scripts set."""
+
+from dataclasses import replace
+
+import pytest
+
+from foretoken.domain.measurements.estimate import DType
+from foretoken.simulator.validation.published_comparison import scenario_of_published
+from foretoken.simulator.validation.published_launch import find_launch, limit_step_tokens
+from foretoken.simulator.validation.published_run import PublishedRun
+
+_RUN = PublishedRun(
+    name="run",
+    model="llama-3.1-70b",
+    device="h200_sxm",
+    engine="trtllm",
+    version="",
+    formats=("fp8", "fp8"),
+    tp=2,
+    pp=1,
+    dp=1,
+    ep=1,
+    concurrency=8,
+    input_tokens=1024,
+    output_tokens=1024,
+    ttft_ms=100.0,
+    tpot_ms=10.0,
+    is_of_inference_max=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "iters"),
+    [
+        ({}, 20),
+        ({"output_tokens": 8192}, 0),
+        ({"tp": 8}, 0),
+        ({"is_of_inference_max": False}, 0),
+    ],
+)
+def test_short_prompts_wait_for_others(changes: dict[str, int], iters: int) -> None:
+    """Of Llama with 1,024 tokens in and out, but on all eight devices."""
+    rules = find_launch(replace(_RUN, **changes)).rules
+    assert iters == int(rules.get("batch_wait_iters", 0))
+
+
+def test_a_step_holds_the_longest_request_or_what_the_script_of_the_device_says() -> None:
+    assert 2048 == find_launch(_RUN).step_tokens
+    assert 16384 == find_launch(replace(_RUN, device="b200")).step_tokens
+    assert 2048 == find_launch(replace(_RUN, device="b200", formats=("nvfp4", ""))).step_tokens
+    assert 8192 == find_launch(replace(_RUN, engine="vllm")).step_tokens
+
+
+@pytest.mark.parametrize(
+    ("device", "concurrency", "interval"),
+    [("b200", 8, 10), ("b200", 16, 30), ("h200_sxm", 16, 1), ("gb200", 16, 1)],
+)
+def test_large_models_look_for_requests_rarely_on_b200(
+    device: str, concurrency: int, interval: int
+) -> None:
+    run = replace(
+        _RUN, engine="sglang", model="deepseek-v3", device=device, concurrency=concurrency
+    )
+    assert interval == int(find_launch(run).rules.get("receive_interval", 1))
+
+
+def test_replicas_of_attention_wait_for_each_other() -> None:
+    run = replace(_RUN, model="deepseek-v3", tp=1, dp=8, ep=8)
+    assert ("60", DType.FP8) == (
+        find_launch(run).rules["balance_timeout_iters"],
+        find_launch(run).kv_dtype,
+    )
+    assert {} == find_launch(replace(run, tp=8, dp=1)).rules
+
+
+def test_a_launch_is_what_is_simulated() -> None:
+    run = replace(_RUN, engine="sglang", model="glm-5")
+    scenario = scenario_of_published(run)
+    assert (0.85, 5 * 8) == (
+        scenario.engine.memory_utilization_ratio,
+        scenario.workload.num_requests,
+    )
+    waiting = scenario_of_published(_RUN)
+    assert "20" == waiting.engine.rules["batch_wait_iters"]
+    assert (2048, DType.FP8) == (waiting.engine.max_num_batched_tokens, waiting.kv_dtype)
+
+
+def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
+    """As the scripts start TensorRT-LLM; of other engines and sources nothing is set."""
+    assert 8192 + 7 <= limit_step_tokens(8, 8192) < 8192 + 200
+    other = replace(_RUN, is_of_inference_max=False)
+    assert limit_step_tokens(8, 1024) == find_launch(other).step_tokens == 8192
+    assert 0 == find_launch(replace(other, engine="vllm")).step_tokens
