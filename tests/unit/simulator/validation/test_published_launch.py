@@ -86,8 +86,10 @@ def test_a_launch_is_what_is_simulated() -> None:
 
 
 def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
-    """As the scripts start TensorRT-LLM; of other engines and sources nothing is set."""
+    """As the scripts start TensorRT-LLM, and AIConfigurator's generator the other engines."""
     assert 8192 + 7 <= limit_step_tokens(8, 8192) < 8192 + 200
     other = replace(_RUN, is_of_inference_max=False)
     assert limit_step_tokens(8, 1024) == find_launch(other).step_tokens == 8192
-    assert 0 == find_launch(replace(other, engine="vllm")).step_tokens
+    assert 8 + 1024 + 1500 == find_launch(replace(other, engine="vllm")).step_tokens
+    mixed = find_launch(replace(other, engine="sglang", input_tokens=1000)).rules
+    assert {"mixes_prefill": "true", "max_num_prefills": "2"} == mixed

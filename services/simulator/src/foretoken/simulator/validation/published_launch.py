@@ -1,8 +1,10 @@
-"""How the scripts of InferenceMAX start servers, as far as no engine does so by itself.
+"""How the servers of published runs were started, as far as no engine does so by itself.
 
-Source: SemiAnalysisAI/InferenceX, benchmarks/ and benchmarks/single_node/, the script of a model's
-format, device and engine: {dsr1,qwen3.5,glm5}_fp8_{b200,h200}.sh, dsr1_fp8_h200_trt.sh,
-dsr1_{fp4,fp8}_b200_trt.sh, 70b_{fp4,fp8}_{b200,h200}_trt_slurm.sh, 70b_fp8_h200_slurm.sh.
+InferenceMAX has scripts: SemiAnalysisAI/InferenceX, benchmarks/ and benchmarks/single_node/,
+one for a model's format, device and engine: {dsr1,qwen3.5,glm5}_fp8_{b200,h200}.sh,
+dsr1_fp8_h200_trt.sh, dsr1_{fp4,fp8}_b200_trt.sh, 70b_{fp4,fp8}_{b200,h200}_trt_slurm.sh, and
+70b_fp8_h200_slurm.sh. Others are AIConfigurator's own runs, whose generator writes what starts them
+(0.12, generator/rule_plugin/{vllm,sglang}.rule).
 """
 
 from collections.abc import Mapping
@@ -17,6 +19,8 @@ NUM_ROUNDS = 10
 # The least that a step of TensorRT-LLM may hold, and what its limit is a multiple of.
 _LEAST_STEP_TOKENS = 8192
 _STEP_TOKENS_UNIT = 64
+# Tokens of a step that AIConfigurator's generator adds to a prompt.
+_SPARE_TOKENS = 1500
 # Decode steps between two looks for new requests, from so many at a time on and below.
 _MANY_REQUESTS, _RARELY, _OFTEN = 16, "30", "10"
 # Llama under TensorRT-LLM waits for more prompts where these are the lengths, and on fewer devices.
@@ -35,11 +39,11 @@ class PublishedLaunch:
 
 
 def find_launch(run: PublishedRun) -> PublishedLaunch:
-    """Return how a run's server was started; of other sources nothing is known."""
+    """Return how a run's server was started."""
     if run.engine == "trtllm":
         return _launch_trtllm(run)
     if not run.is_of_inference_max:
-        return PublishedLaunch()
+        return _launch_generated(run)
     if run.engine == "sglang":
         return _launch_sglang(run)
     if run.engine == "vllm" and run.model == "llama-3.1-70b":
@@ -51,6 +55,15 @@ def limit_step_tokens(concurrency: int, input_tokens: int) -> int:
     """Return the tokens of a step that a prompt can join when all others run."""
     units = (concurrency + input_tokens + 2 * _STEP_TOKENS_UNIT - 1) // _STEP_TOKENS_UNIT
     return max(_LEAST_STEP_TOKENS, units * _STEP_TOKENS_UNIT)
+
+
+def _launch_generated(run: PublishedRun) -> PublishedLaunch:
+    """Let a step hold all that run and a prompt, and what is spare; SGLang's mix both."""
+    if run.engine == "sglang":
+        num_prompts = 1 + _SPARE_TOKENS // run.input_tokens
+        rules = {"mixes_prefill": "true", "max_num_prefills": str(num_prompts)}
+        return PublishedLaunch(rules=rules)
+    return PublishedLaunch(step_tokens=run.concurrency + run.input_tokens + _SPARE_TOKENS)
 
 
 def _launch_trtllm(run: PublishedRun) -> PublishedLaunch:
