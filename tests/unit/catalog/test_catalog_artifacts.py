@@ -154,6 +154,7 @@ def test_who_reads_is_not_disturbed_by_a_replacement(catalog: CatalogService) ->
     assert _CONTENT == first + b"".join(reading)
 
 
+@pytest.mark.slow
 def test_backup_restore_compaction_and_pruning_keep_files(
     catalog: CatalogService, open_at: Callable[[Path], CatalogService], tmp_path: Path
 ) -> None:
@@ -266,6 +267,7 @@ def test_a_kill_leaves_the_old_or_the_new_file_whole(
         service.close()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_what_was_there_stays(tmp_path: Path) -> None:
     """Whether the content does not fit, or only the catalog with it."""
     output, _ = _run_program(_FILL_DISK, str(tmp_path / "catalog.duckdb")).communicate(timeout=120)

@@ -110,6 +110,7 @@ def test_a_restored_catalog_has_what_the_first_one_had(
     restored.close()
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_before_is_in_it_and_every_batch_is_whole(
     catalog: CatalogService, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_what_was_acknowledged_before_is_in_it_and_every_batch_is_whole(
         restored.close()
 
 
+@pytest.mark.slow
 def test_it_is_sent_in_pieces_and_leaves_nothing_behind(
     catalog: CatalogService, tmp_path: Path
 ) -> None:
@@ -184,6 +186,7 @@ def test_no_room_for_a_copy_is_said_and_recording_goes_on(tmp_path: Path) -> Non
     assert ["STORAGE_FULL", "1", "True", "[]"] == said.split("\n")[:4]
 
 
+@pytest.mark.slow
 def test_an_existing_catalog_is_replaced_only_if_told_to_and_kept(
     backup: Path, tmp_path: Path
 ) -> None:
@@ -269,6 +272,7 @@ def _be_no_database(path: Path) -> None:
     path.write_bytes(b"no database" * 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -302,6 +306,7 @@ def test_a_file_with_a_log_is_no_backup(backup: Path, tmp_path: Path) -> None:
         restore_backup(backup, tmp_path / "else.duckdb")
 
 
+@pytest.mark.slow
 def test_the_views_of_a_restored_catalog_can_be_asked(backup: Path, tmp_path: Path) -> None:
     target = tmp_path / "else.duckdb"
     restore_backup(backup, target)

@@ -153,6 +153,7 @@ _CHANGES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", _CHANGES)
 def test_what_is_written_while_the_copy_is_made_is_in_the_new_file(
     change: Callable[[CatalogService], None], catalog: CatalogService, tmp_path: Path
@@ -175,6 +176,7 @@ def test_what_is_written_while_the_copy_is_made_is_in_the_new_file(
     assert [] == list((tmp_path / "catalog.duckdb.tmp").glob("*"))
 
 
+@pytest.mark.slow
 def test_recording_goes_on_while_a_compaction_waits_for_a_reader(
     catalog: CatalogService, tmp_path: Path
 ) -> None:
@@ -194,6 +196,7 @@ def test_recording_goes_on_while_a_compaction_waits_for_a_reader(
     assert before + 5 == read_table(catalog.read_measurements(_EVERYTHING)).num_rows
 
 
+@pytest.mark.slow
 def test_two_compactions_at_once_come_one_after_the_other(catalog: CatalogService) -> None:
     expected = _tables(catalog)
     with ThreadPoolExecutor(2) as pool:

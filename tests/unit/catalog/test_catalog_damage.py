@@ -57,6 +57,7 @@ def _truncate(file: Path, keep: float) -> None:
     os.truncate(file, int(file.stat().st_size * keep))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage",
     [

@@ -165,6 +165,7 @@ def test_a_download_that_ends_early_or_is_too_long_is_refused(tmp_path: Path, ad
         _download(f"{address}/long.zip", tmp_path / "long.zip", max_bytes=2**20)
 
 
+@pytest.mark.slow
 def test_pip_brings_the_wheel_from_the_index_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -192,6 +192,7 @@ def test_an_accepted_loss_is_recorded_and_its_rows_can_be_sent_again(
     assert {"merged": _ROWS, "logged": _NUM_LOGGED * _ROWS} == _num_rows(crashed)
 
 
+@pytest.mark.slow
 def test_of_a_damaged_log_all_before_the_damage_is_kept(crashed: Path) -> None:
     log = log_of(crashed)
     _zero(0.99)(log)
@@ -250,6 +251,7 @@ def test_a_note_torn_as_it_was_written_leaves_the_one_before(place: int, crashed
     assert {"merged": _ROWS, "logged": _NUM_LOGGED * _ROWS} == _num_rows(crashed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"x" * 100, bytes(2048), b'12345678 {"number": 1}'])
 def test_a_catalog_whose_note_is_damaged_is_refused(content: bytes, crashed: Path) -> None:
     """Nothing says whether it lacks something."""
@@ -287,6 +289,7 @@ def test_an_older_copy_of_the_file_is_refused(catalog: CatalogService, tmp_path:
     assert "1 row in 1 batch" in _refusal(path).message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_a_backup_takes_the_place_of_what_lost_its_log(is_gone: bool, crashed: Path) -> None:
     backup = crashed.with_name("backup")
@@ -301,6 +304,7 @@ def test_a_backup_takes_the_place_of_what_lost_its_log(is_gone: bool, crashed: P
     assert note_of(crashed.with_name("catalog.duckdb.old")).exists()
 
 
+@pytest.mark.slow
 def test_what_was_pruned_and_compacted_is_not_missing(crashed: Path) -> None:
     with _opened(crashed) as service:
         service.prune(PruneRequest(older_than_days=0, tool="test"))
@@ -315,6 +319,7 @@ def test_what_was_pruned_and_compacted_is_not_missing(crashed: Path) -> None:
     assert "1 row in 1 batch" in _refusal(more).message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"max_log_age_s": 0.01}, {"max_log_bytes": 1}])
 def test_the_log_is_merged_while_the_catalog_is_open(
     settings: dict[str, float], tmp_path: Path

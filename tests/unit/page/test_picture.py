@@ -53,6 +53,7 @@ def test_numbers_of_a_heat_map_stand_in_their_order(tmp_path: Path) -> None:
     assert chart.spec["layer"][0]["encoding"]["color"]["scale"]["type"] == "log"
 
 
+@pytest.mark.slow
 def test_without_the_package_a_picture_is_refused_with_what_to_install(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['vl_convert'] = None\n"

@@ -45,6 +45,7 @@ def _step_ms(folder: Path, rows: Rows, train: Callable[..., object], trainer: st
     return report.step_time_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["megatron-core", "torchtitan"])
 def test_an_engines_products_do_not_move_a_trainers_step(
     tmp_path: Path, train: Callable[..., object], trainer: str

@@ -141,6 +141,7 @@ def test_steps_beyond_the_time_cap_are_left_out_with_a_reason() -> None:
     assert {"left out: the cap of 1e-09 s was reached"} == {step.reason for step in report.steps}
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_keeps_what_was_measured() -> None:
     """The step under way is finished, and stored with those before it."""
     catalog = FakeCatalog()

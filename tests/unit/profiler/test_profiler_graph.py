@@ -101,6 +101,7 @@ def test_rows_are_operators(profiled: tuple[str, GraphReport, FakeCatalog]) -> N
     assert ("residual_add", "backward") not in phases
 
 
+@pytest.mark.slow
 def test_forward_only(tmp_path: Path) -> None:
     """Without backward passes none is timed, and none recorded."""
     catalog = FakeCatalog()
@@ -109,6 +110,7 @@ def test_forward_only(tmp_path: Path) -> None:
     assert {"forward"} == {row["phase"] for row in catalog.table.to_pylist()}
 
 
+@pytest.mark.slow
 def test_ranks_share_what_is_whole(tmp_path: Path) -> None:
     """Of two ranks each has the whole head; a split that is not even is a note, not a crash."""
     report = profile(graph_request("llama", tp_sizes=(1, 2, 3)), tmp_path)
@@ -127,6 +129,7 @@ def test_a_device_without_memory(tmp_path: Path) -> None:
     assert all("out of memory" in line for line in report.notes)
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_where_memory_does(tmp_path: Path) -> None:
     """What fits is kept; the size that does not is in the report, which the catalog keeps."""
     catalog = FakeCatalog()
@@ -159,6 +162,7 @@ def test_a_model_is_shortened(tmp_path: Path) -> None:
     assert {-1} == {item.layer for item in report.profiles[0].times}
 
 
+@pytest.mark.slow
 def test_layers_of_another_kind_are_told(tmp_path: Path) -> None:
     """Layers that only a longer model has are not taken for those timed without saying so."""
     text = config_json("qwen3_moe", mlp_only_layers=[0])
@@ -166,6 +170,7 @@ def test_layers_of_another_kind_are_told(tmp_path: Path) -> None:
     assert any("1 kinds of layers are not among the first 1" in line for line in report.notes)
 
 
+@pytest.mark.slow
 def test_layers_left_out_are_like_those_of_their_kind(tmp_path: Path) -> None:
     """Of a dense layer and three with experts two are built: the last two have experts, too."""
     text = config_json("qwen3_moe", mlp_only_layers=[0], num_hidden_layers=4)
@@ -177,6 +182,7 @@ def test_layers_left_out_are_like_those_of_their_kind(tmp_path: Path) -> None:
     assert not any("not among" in line for line in report.notes)
 
 
+@pytest.mark.slow
 def test_long_sequences_are_told(tmp_path: Path) -> None:
     """A model is given more positions than it has, and a note says so."""
     report = profile(graph_request("gpt2", sequence_length=80), tmp_path)

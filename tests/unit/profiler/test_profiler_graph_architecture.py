@@ -129,6 +129,7 @@ def test_modules_of_no_kind_are_refused() -> None:
         read_architecture(model, config, "llama")
 
 
+@pytest.mark.slow
 def test_a_profile_has_the_model_that_scenarios_read(tmp_path: Path) -> None:
     report = profile(graph_request("gemma2", has_backward=False), tmp_path)
     path = tmp_path / "gemma2.json"

@@ -24,6 +24,7 @@ def measured() -> tuple[HostReport, FakeCatalog]:
     return report, catalog
 
 
+@pytest.mark.slow
 def test_rows_are_of_every_part_and_their_dimensions_are_the_operators(
     measured: tuple[HostReport, FakeCatalog],
 ) -> None:
@@ -49,6 +50,7 @@ def test_rows_are_of_every_part_and_their_dimensions_are_the_operators(
         assert row["latency_us_median"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_is_complete_and_its_report_counts_its_rows(
     measured: tuple[HostReport, FakeCatalog],
 ) -> None:
