@@ -33,7 +33,7 @@ _UNSAID = {
     },
     "trtllm": {
         *("mixes_prefill", "receive_interval", "prefill_interval", "window_tokens_ratio"),
-        *("encoder_urls", "decode_context_parallel", "expert_exchange", "two_batch_tokens"),
+        *("encoder_urls", "expert_exchange", "two_batch_tokens"),
         *("has_priority_scheduling", "fuses_all_reduce_norm", "quantization"),
         *_NOWHERE,
     },
@@ -121,9 +121,15 @@ def test_a_servers_command_is_read_as_what_it_was_written_for(
 def test_a_command_is_read_with_its_file_as_what_both_were_written_for(
     release: str, served: ServedOptions
 ) -> None:
-    """TensorRT-LLM's ranks have all of attention, or a part of it, and never both."""
+    """TensorRT-LLM's ranks have all of attention, or a part of it, and never both.
+
+    Those that split contexts are some of tensor parallelism.
+    """
     if served.dp > 1:
-        served = replace(served, tp=1, ep=served.dp if served.ep > 1 else 1)
+        ep = served.dp if served.ep > 1 else 1
+        served = replace(served, tp=1, ep=ep, decode_context_parallel=1)
+    splits = min(served.tp, served.decode_context_parallel)
+    served = replace(served, decode_context_parallel=splits)
     words, files = TRTLLM.write(served, "server.llm.yaml", release)
     found = TRTLLM.read(shlex.join(words), files)
     assert found is not None

@@ -27,12 +27,13 @@ def _rank(model: str, tp: int = 16) -> RankContext:
     return RankContext(model=find_model(model), layout=ParallelLayout(tp=tp), devices_per_node=8)
 
 
-def _options(degree: int) -> LoweringOptions:
+def _options(degree: int, *, repeats_queries: bool = False) -> LoweringOptions:
     return LoweringOptions(
         dtype=DType.BF16,
         has_kv_cache=True,
         mla_form="operators",
         decode_context_parallel=degree,
+        repeats_queries=repeats_queries,
     )
 
 
@@ -78,6 +79,46 @@ def test_queries_are_gathered_and_results_added_up() -> None:
     } == sent
     group = nodes["mla_decode_reduce_scatter"].dims
     assert (4, 1) == (group["devices_per_node"], group["num_nodes"])
+
+
+def _lower_repeated(model: str, degree: int, *, repeats_queries: bool = True) -> Nodes:
+    prefill = PrefillShape(**prefill_dims(1, 100, 3000))
+    shape = BatchShape(num_tokens=500, num_output_rows=10, decode=_DECODE, prefill=prefill)
+    options = _options(degree, repeats_queries=repeats_queries)
+    return lower_rank(shape, options, _rank(model))
+
+
+def test_repeated_queries_are_computed_and_results_exchanged_once() -> None:
+    nodes, gathered = (
+        {node.role: node for node in _lower_repeated(_LATENT, 4, repeats_queries=repeats)}
+        for repeats in (True, False)
+    )
+    # Of 128 heads 16 ranks have 8 each, of which four make the queries of each other, too.
+    assert 4 * 8 * (128 + 64) == nodes["attn_q_proj"].dims["n"]
+    assert 4 * 8 == nodes["mla_query_absorb"].dims["batch"]
+    assert 4 * 8 == nodes["attn_rope"].dims["num_heads"]
+    assert gathered["mla_decode"].dims == nodes["mla_decode"].dims
+    for own in ("mla_value_unpack", "attn_out_proj", "mlp_down_proj"):
+        assert gathered[own].dims == nodes[own].dims
+    sent = {role: node for role, node in nodes.items() if role.startswith("mla_decode_")}
+    assert ["mla_decode_all_to_all"] == list(sent)
+    # Results in 16 bits, a maximum and a sum of each head in 32.
+    assert 10 * 32 * (512 * 2 + 2 * 4) == sent["mla_decode_all_to_all"].dims["message_bytes"]
+
+
+def test_ranks_that_repeat_queries_hold_what_makes_them() -> None:
+    more, less = (
+        sum(node.weights_bytes for node in _lower_repeated(_LATENT, 4, repeats_queries=repeats))
+        for repeats in (True, False)
+    )
+    # Queries of 8 heads from a rank of 1536, keys and values from one of 512; three times more.
+    each = 1536 * 8 * (128 + 64) + 512 * 8 * (128 + 128)
+    assert 61 * 3 * each * 2 == more - less
+
+
+def test_queries_of_grouped_heads_are_not_repeated() -> None:
+    with pytest.raises(InvalidRequestError, match="queries ranks do not repeat"):
+        _lower_repeated(_GROUPED, 2)
 
 
 def test_prompts_gather_the_vectors_of_what_came_before() -> None:

@@ -353,8 +353,57 @@ def test_a_head_of_eagle_3_is_read_at_its_own_cost_where_it_is_at_hand(
     assert remarks == len(found.remarks)
 
 
+def test_ranks_that_split_contexts_are_of_tensor_parallelism_but_in_attention(
+    tmp_path: Path,
+) -> None:
+    rules = {"decode_context_parallel": "4"}
+    split = EngineSpec(profile="trtllm-1.3", max_num_seqs=96, rules=rules)
+    pools = (
+        ReplicaPool(name="prefill", role="prefill"),
+        ReplicaPool(name="decode", role="decode", engine=split),
+    )
+    scenario = _with(
+        model=find_model("deepseek-v3"),
+        device="b200",
+        layout=ParallelLayout(tp=8, ep=8),
+        engine=_engine("trtllm-1.3"),
+        cluster=ClusterSpec(pools=pools),
+    )
+    settings = _settings(scenario, tmp_path, "decode")
+    assert (4, {"cp_type": "HELIX", "tokens_per_block": 32}, 32) == (
+        settings["context_parallel_size"],
+        settings["cp_config"],
+        settings["kv_cache_config"]["tokens_per_block"],
+    )
+    assert {"context_parallel_size", "cp_config"}.isdisjoint(
+        yaml.safe_load(_text(tmp_path, "prefill.llm.yaml"))
+    )
+    line = next(
+        text
+        for text in _text(tmp_path, "commands.sh").splitlines()
+        if text.endswith("./decode.llm.yaml")
+    )
+    assert "--tp_size 2" in line
+    # A command of a pool is read without its transfer.
+    settings.pop("cache_transceiver_config")
+    found = read_launch(line, {"decode.llm.yaml": yaml.safe_dump(settings)})
+    assert (8, "4", ()) == (
+        found.content["layout"]["tp"],
+        str(found.content["engine"]["rules"]["decode_context_parallel"]),
+        found.unread,
+    )
+
+
+def test_contexts_that_are_split_otherwise_are_not_read() -> None:
+    settings = "{context_parallel_size: 2, cp_config: {cp_type: STAR}}"
+    command = "trtllm-serve deepseek-v3 --tp_size 4 --extra_llm_api_options a.yml"
+    found = read_launch(command, {"a.yml": settings})
+    assert 4 == found.content["layout"]["tp"]
+    assert {"config.context_parallel_size", "config.cp_config.cp_type"} == set(found.unread)
+
+
 def test_what_is_written_is_read_back_as_the_scenario(tmp_path: Path) -> None:
-    scenario = _with(engine=EngineSpec(profile="trtllm-1.0", max_num_seqs=96))
+    scenario = _with(engine=EngineSpec(profile="trtllm-1.3", max_num_seqs=96))
     write_deployment(scenario, tmp_path)
     line = _text(tmp_path, "commands.sh").splitlines()[-1]
     assert "trtllm-serve" == shlex.split(line)[0]

@@ -101,6 +101,30 @@ def test_contexts_that_ranks_split_lie_in_no_store_of_sglang() -> None:
         check_engines(shared)
 
 
+def _helix(device: str, *split: str, **changes: Any) -> ServingScenario:
+    layout = ParallelLayout(tp=8)
+    own = EngineSpec(profile="trtllm-1.3", rules=_DCP)
+    pools = tuple(
+        ReplicaPool(name=role, role=role, engine=own if role in split else None)
+        for role in ("prefill", "decode")
+    )
+    scenario = _scenario("trtllm-1.3", layout, cluster=ClusterSpec(pools=pools), **changes)
+    return replace(scenario, device=device)
+
+
+def test_contexts_of_tensorrt_llm_are_split_where_servers_decode_for_others() -> None:
+    check_engines(_helix("b200", "decode"))
+    with pytest.raises(InvalidRequestError, match="decode for others"):
+        check_engines(_helix("b200", "prefill", "decode"))
+    alone = _scenario("trtllm-1.3", ParallelLayout(tp=8), rules=_DCP)
+    with pytest.raises(InvalidRequestError, match="decode for others"):
+        check_engines(replace(alone, device="b200"))
+    with pytest.raises(InvalidRequestError, match="on Blackwell alone"):
+        check_engines(_helix("h200_sxm", "decode"))
+    with pytest.raises(InvalidRequestError, match="do not speculate"):
+        check_engines(_helix("b200", "decode", speculative=_LAYERS))
+
+
 @pytest.mark.parametrize(
     ("profile", "layout", "changes"),
     [

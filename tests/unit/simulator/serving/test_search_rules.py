@@ -38,12 +38,10 @@ def _search(rules: tuple[str, ...], profile: str = "vllm-0.20", **changes: Any) 
             num_requests=8, prefill=LengthSpec(mean=8000), decode=LengthSpec(mean=100)
         ),
     )
-    space: dict[str, Any] = {"tp": (8,), **changes}
+    space: dict[str, Any] = {"tp": (8,), "modes": ("aggregated",), "max_devices": 8, **changes}
     request = ServingSearchRequest(
         scenario=scenario,
         space=ServingSpace(
-            max_devices=8,
-            modes=("aggregated",),
             max_num_seqs=(32,),
             max_num_batched_tokens=(2048,),
             rules=rules,
@@ -73,6 +71,18 @@ def test_every_rule_is_a_candidate_of_its_own() -> None:
 def test_what_a_profile_cannot_start_is_out() -> None:
     assert {"none": "ok", _DCP: "engine"} == _verdicts(_search(("none", _DCP), "sglang-0.5"))
     assert {_HALVES: "engine"} == _verdicts(_search((_HALVES,)))
+
+
+def test_contexts_are_split_in_pools_that_decode_for_others() -> None:
+    pools = {"modes": ("aggregated", "disaggregated"), "max_devices": 16, "devices": ("b200",)}
+    report = _search(("none", _DCP), "trtllm-1.3", **pools)
+    columns = report.candidates
+    rows = list(zip(columns.mode, columns.rules, columns.verdict, strict=True))
+    assert ("aggregated", _DCP, "engine") in rows
+    assert ("aggregated", "none", "ok") in rows
+    assert {("disaggregated", "none", "ok"), ("disaggregated", _DCP, "ok")} <= set(rows)
+    prefills = {name.partition(" + ")[0] for name in columns.name if " + " in name}
+    assert not any(_DCP in name for name in prefills)
 
 
 def test_the_best_is_simulated_and_started_with_its_rules(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
-from foretoken.domain.frameworks.capability import Conflict, Has, find_unknown
+from foretoken.domain.frameworks.engine_capability import EngineCapabilities
 from foretoken.domain.frameworks.kv_tier import KvTier, read_tiers
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.measurements.estimate import DType
@@ -17,59 +17,8 @@ from foretoken.domain.plugins import load_yaml_folder, parse_yaml_value
 from foretoken.domain.requests.option import option
 from foretoken.domain.units import GIB
 
-# By aspect, the key of a scenario to change where an engine has not its value.
-ENGINE_ASPECTS: Mapping[str, str] = {
-    **{axis: f"layout.{axis}" for axis in ("tp", "pp", "dp", "ep")},
-    "partial_ep": "layout.ep",
-    "mode": "cluster.pools",
-    "encoders": "cluster.pools",
-    "quantization": "quantization",
-    "dtype": "dtype",
-    "kv_dtype": "kv_dtype",
-    "speculation": "speculative.method",
-    "lora": "lora",
-    "expert_exchange": "engine.rules.expert_exchange",
-    "expert_balancing": "engine.rules.has_expert_balancing",
-    "two_batch_overlap": "engine.rules.two_batch_tokens",
-    "experts": "engine.rules.ffn_devices",
-    "dcp": "engine.rules.decode_context_parallel",
-    "kv_tiers": "engine.kv_tiers",
-}
-
 # How engines in lock step hand tokens to the ranks of their experts; see `parallelism/ep.py`.
 EXPERT_EXCHANGES = ("all_gather", "all_to_all", "deepep_normal", "deepep_low_latency")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineCapabilities:
-    """What an engine can do.
-
-    `has` are the values of an aspect that there are (aspects that are not named: all, but for
-    `experts`, which engines that were looked up have `together` alone). Degrees are numbers, or
-    `more` for all above 1; `dp` are engines that share experts (1 without expert parallelism:
-    replicas need nothing of an engine), `partial_ep` tells that experts are spread over some of an
-    engine's ranks. `mode` is `aggregated` or `disaggregated`, `encoders` of images are `together`
-    with engines or `apart`, `experts` `together` with attention or `apart`, `kv_dtype` is `none`
-    where the KV cache has the scenario's format, `speculation` is `none` or its method, and `lora`
-    whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
-    `expert_exchange`, `expert_balancing`, `two_batch_overlap`, `experts` and `dcp` rules of the
-    engine. `kv_tiers` below the device are `none`, one on the `host`, a `store` of all replicas, or
-    `several`.
-
-    `conflicts` are values there are, but not together. `source` says where this was looked up.
-    """
-
-    source: str = ""
-    has: Has = field(default_factory=dict)
-    conflicts: tuple[Conflict, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse aspects there are not; no release has experts apart unless it says so."""
-        violations = list(find_unknown(self.has, self.conflicts, tuple(ENGINE_ASPECTS)))
-        if violations:
-            raise InvalidRequestError.of_violations(violations, "can")
-        if self.source:
-            object.__setattr__(self, "has", {"experts": ("together",), **self.has})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +78,8 @@ class EngineProfile:
     in batches of their own.
 
     KV cache, in blocks of `block_size` tokens, or that many on each of `decode_context_parallel`
-    ranks that split a context: to be admitted a request needs room for what `admission` says
+    ranks that split a context, each of which gathers the queries of the others or computes them as
+    well (`repeats_queries`): to be admitted a request needs room for what `admission` says
     (`chunk`: its first piece; `prompt`: the whole prompt; `answer`: prompt and answer; `context`:
     as many tokens as the model takes; `share`: the prompt and a share of the answer; `peak`: the
     most that all running requests will ever hold at once), and leave `watermark_ratio` of all
@@ -199,6 +149,7 @@ class EngineProfile:
     has_priority_scheduling: bool = False
     block_size: int = 16
     decode_context_parallel: int = 1
+    repeats_queries: bool = False
     admission: str = "chunk"
     watermark_ratio: float = 0.0
     preemption: str = "recompute"
@@ -479,8 +430,9 @@ def find_engine(name: str) -> EngineProfile:
     ]
     if name in all_engines() or not found:
         return UnknownPluginError.look_up(name, all_engines())
-    # Of a release and of the series it is one of, the release says more.
-    return replace(max(found, key=lambda profile: profile.versions.count(".")), name=name)
+    # Of a release, or one of its series, and of a range of series, the narrower says more.
+    narrowest = max(found, key=lambda it: ("-" not in it.versions, it.versions.count(".")))
+    return replace(narrowest, name=name)
 
 
 def _covers(profile: EngineProfile, version: str) -> bool:

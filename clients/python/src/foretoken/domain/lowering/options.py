@@ -51,7 +51,8 @@ class LoweringOptions:
     With `ffn_devices` experts lie on so many devices of their own (see `parallelism/ffn.py`).
 
     Ranks of tensor parallelism that hold the same keys split them by tokens in
-    `decode_context_parallel` parts.
+    `decode_context_parallel` parts; with `repeats_queries` each computes the queries of all of
+    them, else they gather them.
 
     `lora` adds low-rank adapters to the linear layers of a served model.
 
@@ -73,6 +74,7 @@ class LoweringOptions:
     num_redundant_experts: int = 0
     ffn_devices: int = 0
     decode_context_parallel: int = 1
+    repeats_queries: bool = False
     lora: LoraSpec | None = None
     training: TrainingOptions | None = None
 
@@ -113,6 +115,7 @@ class LayoutCases:
     num_redundant_experts: int = 0
     attention_dp: Quantity = False
     decode_context_parallel: int = 1
+    repeats_queries: bool = False
     ffn_devices: int = 0
     expert_exchange: str = "all_gather"
 
@@ -138,6 +141,7 @@ class LayoutCases:
             num_redundant_experts=options.num_redundant_experts if options else 0,
             attention_dp=layout.attention_dp,
             decode_context_parallel=options.decode_context_parallel if options else 1,
+            repeats_queries=options.repeats_queries if options else False,
             ffn_devices=options.ffn_devices if options else 0,
             expert_exchange=options.expert_exchange if options else "all_gather",
         )

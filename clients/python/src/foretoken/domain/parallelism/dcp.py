@@ -5,8 +5,13 @@ To decode, a rank gathers the queries of all n, attends with them over its own t
 others' results up, weighted by the logarithms of their sums of exponents. A prompt's latent vectors
 of earlier tokens are gathered; of grouped heads the queries, as to decode. That an attention over
 half the tokens is one kernel, and the correction of its result, take no time of their own.
+
+Where ranks repeat queries instead (Helix), each has the weights that make those of all n, and
+results go to the rank of their heads by one all-to-all, with a maximum and a sum for each head.
 Source: vLLM 0.19, `v1/attention/ops/common.py` (cp_lse_ag_out_rs),
-`v1/attention/backends/mla/common.py` and `config/model.py` (verify_with_parallel_config).
+`v1/attention/backends/mla/common.py` and `config/model.py` (verify_with_parallel_config);
+TensorRT-LLM 1.3, `_torch/modules/mla.py` (num_heads_tp, num_heads_tp_cp) and
+`docs/source/features/helix.md`; Bhatia et al., Helix Parallelism, 2025.
 """
 
 import dataclasses
@@ -44,6 +49,11 @@ def _limits(cases: LayoutCases) -> Iterator[Limit]:
             not _is_split(part),
             lambda: f"{cases.model.name} has layers that do not keep all tokens; set it 1",
         )
+        yield Limit(
+            "heads",
+            cases.repeats_queries and part.kind != "latent",
+            lambda: f"{cases.model.name} has layers whose queries ranks do not repeat; set it 1",
+        )
 
 
 def _is_split(part: LayerPart) -> bool:
@@ -56,18 +66,43 @@ def _rewrite(nodes: Nodes, lowering: Lowering) -> Nodes:
     degree = lowering.options.decode_context_parallel
     if degree == 1:
         return nodes
+    repeats = lowering.options.repeats_queries
+    if repeats:
+        nodes = tuple(_repeated(node, degree) for node in nodes)
     group = PlacedGroup.of_rank(RankGroup(axis="tp", degree=degree), lowering.rank)
     widths = [
         part["kv_lora_rank"] + part["qk_rope_head_dim"]
         for part in stack_of(lowering.rank.model).mixers
         if part.kind == "latent"
     ]
-    return tuple(part for node in nodes for part in _split(node, group, max(widths, default=0)))
+    latent = max(widths, default=0)
+    return tuple(part for node in nodes for part in _split(node, group, latent, repeats=repeats))
 
 
-def _split(node: OperatorNode, group: PlacedGroup, latent: int) -> Iterator[OperatorNode]:
+# What makes the queries of heads, and the keys and values of prompts, by what counts the heads.
+_OF_HEADS = {
+    "attn_q_proj": "n",
+    "attn_kv_proj": "n",
+    "attn_rope": "num_heads",
+    "mla_query_absorb": "batch",
+}
+
+
+def _repeated(node: OperatorNode, degree: int) -> OperatorNode:
+    """Return an operator that makes queries for the heads of all ranks that split a context."""
+    if node.role not in _OF_HEADS:
+        return node
+    name = _OF_HEADS[node.role]
+    return dataclasses.replace(node, dims={**node.dims, name: node.dims[name] * degree})
+
+
+def _split(
+    node: OperatorNode, group: PlacedGroup, latent: int, *, repeats: bool
+) -> Iterator[OperatorNode]:
     """Yield what becomes of an operator; `latent` is the width of a token's vector, if any."""
     match node.operator:
+        case "mla_decode" if repeats:
+            yield from _exchanged(_over_own_tokens(node, group.degree), group)
         case "attention_decode" | "mla_decode":
             yield from _between(_over_own_tokens(node, group.degree), group)
         case "attention_prefill":
@@ -96,6 +131,17 @@ def _over_own_tokens(node: OperatorNode, degree: int) -> OperatorNode:
         "kv_tokens_max": longest,
     }
     return dataclasses.replace(node, dims={**dims, **own})
+
+
+def _exchanged(node: OperatorNode, group: PlacedGroup) -> Iterator[OperatorNode]:
+    """Yield an attention of repeated queries, and what hands its results to their heads' ranks."""
+    heads = node.dims["num_seqs"] * node.dims["num_heads"]
+    results_bytes = node.written_dtype.bytes_of(heads * node.dims["kv_lora_rank"])
+    sums_bytes: Quantity = DType.FP32.bytes_of(2 * heads)
+    yield node
+    yield group.collective(
+        node, f"{node.role}_all_to_all", "all_to_all", results_bytes + sums_bytes
+    )
 
 
 def _between(node: OperatorNode, group: PlacedGroup) -> Iterator[OperatorNode]:

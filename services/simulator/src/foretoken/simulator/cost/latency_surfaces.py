@@ -130,6 +130,7 @@ def serving_options(scenario: ServingScenario) -> LoweringOptions:
         num_redundant_experts=engine.num_redundant_experts,
         ffn_devices=engine.ffn_devices,
         decode_context_parallel=engine.decode_context_parallel,
+        repeats_queries=engine.repeats_queries,
         # No module was measured over a part of its context.
         mla_form="module" if engine.decode_context_parallel == 1 else "operators",
         lora=scenario.lora,

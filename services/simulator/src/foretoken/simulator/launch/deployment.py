@@ -115,7 +115,6 @@ def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> Non
         why = f"files for encoders apart are written for {' and '.join(others)} alone"
         raise InvalidRequestError.of_field("cluster.pools", why)
     for pool in pools:
-        mode = "disaggregated" if "prefill" in roles else "aggregated"
         profile = pool.scenario.resolve_engine()
         if profile.ffn_devices:
             why = "no files are written for attention and experts apart: set it 0"
@@ -123,7 +122,7 @@ def _check_server_has(pools: Sequence[LaunchPool], engine: ServingEngine) -> Non
         bound = EngineBound(name=engine.name, can=engine.can)
         if profile.engine == engine.name:
             bound = EngineBound(name=profile.name, can=profile.can)
-        if lacks := list_engine_lacks(pool.scenario, mode, bound, encoders):
+        if lacks := list_engine_lacks(pool.scenario, pool.pool.role, bound, encoders):
             raise InvalidRequestError.of_violations(lacks)
 
 

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, UnknownPluginError
-from foretoken.domain.frameworks.engine import EngineCapabilities, EngineProfile, find_engine
+from foretoken.domain.frameworks.engine import EngineProfile, find_engine
+from foretoken.domain.frameworks.engine_capability import EngineCapabilities
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.load import load_model

@@ -59,6 +59,10 @@ GRAPHS = f"{FILE}.cuda_graph_config"
 DRAFTING = f"{FILE}.speculative_config"
 _ADAPTERS = f"{FILE}.lora_config"
 _BALANCER = f"{FILE}.moe_config.load_balancer"
+_CONTEXTS = f"{FILE}.context_parallel_size"
+_SPLITTING = f"{FILE}.cp_config"
+_HELIX = "HELIX"
+_BLOCKS = (f"{_SPLITTING}.tokens_per_block", f"{_KV}.tokens_per_block")
 _BALANCING = f"{FILE}.attention_dp_config"
 _TRANSFER = f"{FILE}.cache_transceiver_config"
 _CHUNKED = f"{FILE}.enable_chunked_prefill"
@@ -70,6 +74,8 @@ OFF = "null"
 _STEP_TOKENS = 8192
 # Steps that ranks wait for each other. Source: `AttentionDpConfig`.
 _WAITS = (50, 10)
+# Tokens of a block, which ranks that split contexts have to say twice. Source: `KvCacheConfig`.
+_BLOCK_TOKENS = 32
 # How long n-grams are looked for. Source: `llm_speculative_decoding.py`.
 _NGRAM_SIZE = 3
 # The parts of a layer that adapters change, all that Hugging Face's have.
@@ -79,9 +85,35 @@ _ADAPTED = (
 )
 
 
+def _write_ranks(served: ServedOptions) -> Options:
+    """Return settings; ranks that split contexts are of tensor parallelism but in attention."""
+    splits, is_split = served.decode_context_parallel, served.decode_context_parallel > 1
+    return {
+        "tp-size": max(served.tp // splits, served.dp),
+        _ATTENTION_DP: True if served.dp > 1 else None,
+        _CONTEXTS: splits if is_split else None,
+        f"{_SPLITTING}.cp_type": _HELIX if is_split else None,
+        **dict.fromkeys(_BLOCKS, _BLOCK_TOKENS if is_split else None),
+    }
+
+
+def _count_splits(options: Options) -> int:
+    """Return over how many ranks contexts are split; contexts of prompts alone are no such ones."""
+    is_helix = str(options.get(f"{_SPLITTING}.cp_type", "")).upper() == _HELIX
+    return int(options.get(_CONTEXTS, 1)) if is_helix else 1
+
+
 def _read_ranks(options: Options) -> Fields:
-    ranks = int(options.get("tp-size", 1))
-    return {"tp": 1, "dp": ranks} if options.get(_ATTENTION_DP) else {"tp": ranks, "dp": 1}
+    ranks, splits = int(options.get("tp-size", 1)), _count_splits(options)
+    tp, dp = (1, ranks) if options.get(_ATTENTION_DP) else (ranks, 1)
+    return {"tp": tp * splits, "dp": dp, "decode_context_parallel": splits}
+
+
+def _read_splitting(options: Options) -> Fields:
+    blocks = {options.get(name, _BLOCK_TOKENS) for name in _BLOCKS}
+    if int(options.get(_CONTEXTS, 1)) > _count_splits(options) or blocks != {_BLOCK_TOKENS}:
+        raise ValueError(_SPLITTING)
+    return {}
 
 
 def _read_experts(options: Options) -> Fields:
@@ -236,15 +268,23 @@ def _setting(name: str, flag: str, *, default: bool) -> Link:
 _LAYOUT_LINKS = (
     Link(
         flags=("tp-size", _ATTENTION_DP),
-        write=lambda it: {
-            "tp-size": max(it.tp, it.dp),
-            _ATTENTION_DP: True if it.dp > 1 else None,
-        },
+        write=_write_ranks,
         read=_read_ranks,
         aliases={
             **dict.fromkeys(("tensor-parallel-size", f"{FILE}.tensor_parallel_size"), "tp-size"),
+            **dict.fromkeys(("cp-size", "context-parallel-size"), _CONTEXTS),
             "enable-attention-dp": _ATTENTION_DP,
         },
+    ),
+    Link(
+        flags=(
+            *(_CONTEXTS, *_BLOCKS),
+            *(
+                f"{_SPLITTING}.{name}"
+                for name in ("cp_type", "use_nccl_for_alltoall", "fifo_version")
+            ),
+        ),
+        read=_read_splitting,
     ),
     value(
         "pp",

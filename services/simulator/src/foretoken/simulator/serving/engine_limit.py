@@ -6,8 +6,9 @@ from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.frameworks.capability import MORE, describe_lack
-from foretoken.domain.frameworks.engine import ENGINE_ASPECTS, EngineCapabilities
+from foretoken.domain.frameworks.engine_capability import ENGINE_ASPECTS, EngineCapabilities
 from foretoken.domain.frameworks.kv_tier import KvTier
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.models.quantization import UNQUANTIZED
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cluster.fleet import pool_scenarios
@@ -29,14 +30,14 @@ def check_engines(scenario: ServingScenario) -> None:
 
     """
     cluster = scenario.cluster
-    mode = "disaggregated" if cluster is not None and cluster.is_disaggregated else "aggregated"
     encoders = "apart" if cluster is not None and cluster.encoders is not None else "together"
-    for part in pool_scenarios(scenario):
+    roles = [pool.role for pool in cluster.engine_pools] if cluster else ["aggregated"]
+    for part, role in zip(pool_scenarios(scenario), roles, strict=True):
         if idle := list_idle_tiers(part):
             raise InvalidRequestError.of_violations(idle)
         profile = part.resolve_engine()
         bound = EngineBound(name=profile.name, can=profile.can)
-        if lacks := list_engine_lacks(part, mode, bound, encoders):
+        if lacks := list_engine_lacks(part, role, bound, encoders):
             raise InvalidRequestError.of_violations(
                 lacks,
                 f"{profile.name} cannot run this (`--set engine.profile=plain` simulates it by the"
@@ -58,13 +59,13 @@ def list_idle_tiers(replica: ServingScenario) -> list[FieldViolation]:
 
 
 def list_engine_lacks(
-    replica: ServingScenario, mode: str, bound: EngineBound, encoders: str = "together"
+    replica: ServingScenario, role: str, bound: EngineBound, encoders: str = "together"
 ) -> list[FieldViolation]:
-    """Return what an engine has not of a replica, which is of an aggregated pool or another.
+    """Return what an engine has not of a replica of a pool with this role.
 
     `encoders` are `together` with the engine, or `apart`.
     """
-    values, can = {**_find_values(replica, mode), "encoders": encoders}, bound.can
+    values, can = {**_find_values(replica, role), "encoders": encoders}, bound.can
     found = [
         (aspect, describe_lack(can.has, aspect, values[aspect]))
         for aspect, allowed in can.has.items()
@@ -86,7 +87,7 @@ def _is_of(value: Any, values: tuple[Any, ...]) -> bool:
     return is_more or value in values
 
 
-def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
+def _find_values(replica: ServingScenario, role: str) -> Mapping[str, Any]:
     layout, kv_dtype, engine = replica.layout, replica.kv_dtype, replica.resolve_engine()
     has_own_format = kv_dtype is not None and kv_dtype is not replica.dtype
     num_engines = layout.dp if layout.shares_experts else 1
@@ -96,7 +97,9 @@ def _find_values(replica: ServingScenario, mode: str) -> Mapping[str, Any]:
         "dp": num_engines,
         "ep": layout.ep,
         "partial_ep": 1 < layout.ep < layout.tp * num_engines,
-        "mode": mode,
+        "mode": "disaggregated" if role in ("prefill", "decode") else "aggregated",
+        "role": role,
+        "architecture": find_device(replica.device).architecture,
         "quantization": replica.quantization.replace(UNQUANTIZED, ""),
         "dtype": replica.dtype.name.lower(),
         "kv_dtype": kv_dtype.name.lower() if kv_dtype and has_own_format else "none",

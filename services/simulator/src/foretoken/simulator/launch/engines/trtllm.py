@@ -88,6 +88,10 @@ def _check_said(served: ServedOptions, series: str) -> None:
             is_settled or not has_waits,
             f"waits for prompts of TensorRT-LLM {series} are not written: take 1.1 or newer",
         ),
+        "engine.rules.decode_context_parallel": (
+            series == NEWEST or served.decode_context_parallel == 1,
+            f"TensorRT-LLM {series} splits no contexts over ranks: take {NEWEST}",
+        ),
         "kv_dtype": (
             served.kv_dtype is not DType.INT8,
             "TensorRT-LLM's PyTorch backend keeps it in fp8 or nvfp4",
@@ -107,7 +111,7 @@ class TrtllmEngine(ServingEngine):
 
     name = "trtllm"
     label = "TensorRT-LLM"
-    profile = "trtllm-1.0"
+    profile = "trtllm-1.3"
     made_at_load = ()
     options = OPTIONS
     router = Router(
@@ -147,6 +151,11 @@ class TrtllmEngine(ServingEngine):
             served = replace(served, memory_utilization_ratio=0.0)
         command, files = self.write(served, f"{pool.pool.name}.llm.yaml", series)
         remarks = self.remarks(served, "MTP layers")
+        if served.decode_context_parallel > 1 and not profile.repeats_queries:
+            remarks.append(
+                "TensorRT-LLM's ranks compute the queries that were simulated as gathered: set"
+                " engine.rules.repeats_queries: true"
+            )
         if served.role == "prefill" and profile.has_async_scheduling:
             remarks.append(
                 f"servers of {pool.pool.name} schedule a step after the one before it, as those"

@@ -73,10 +73,6 @@ def find_kv_room(
         InvalidRequestError: the model or the limits cannot be used.
 
     """
-    if lacks := kind.find_lacks(base, "aggregated"):
-        return KvRoom(
-            num_requests=np.zeros(len(batches)), reasons=(lacks,) * len(batches), verdict=ENGINE
-        )
     # A request holds most when its last token is computed.
     length = load.prefill_mean + load.decode_mean
     planned = sorted({*(b for b in _PLANNED_BATCHES if b < batches[-1]), batches[-1]})
@@ -176,6 +172,15 @@ def make_replica_form(
     return ReplicaForm(times, closed_form_rules(profile, kind.layout, speculation), load)
 
 
+# Pools that a kind of engine may be of.
+_ROLES = ("aggregated", "prefill", "decode")
+
+
+def _no_room(num_batches: int) -> KvRoom:
+    """Return the room of what no pool may have."""
+    return KvRoom(num_requests=np.zeros(num_batches), reasons=("",) * num_batches)
+
+
 class EngineForm:
     """Answers for a kind of engine; what it takes from memory planning is done once."""
 
@@ -190,9 +195,12 @@ class EngineForm:
         """Plan the memory of a kind on devices that are changed."""
         self._kind, self._base, self._space, self._load = kind, base, space, load
         self._batches = sorted({*space.batches, *space.prefill_batches})
-        self._lack_of_pools = kind.find_lacks(base, "disaggregated")
+        self._lacks = {role: kind.find_lacks(base, role) for role in _ROLES}
+        is_possible = not all(self._lacks.values())
         self._rooms: dict[int, KvRoom] = {
             limit: find_kv_room(kind, base, limit, self._batches, load, hardware)
+            if is_possible
+            else _no_room(len(self._batches))
             for limit in space.step_limits
         }
 
@@ -232,7 +240,7 @@ class EngineForm:
                     settings.append((batch, limit))
         batch, limit = np.array(settings, dtype=np.int64).T
         state = form.aggregated(batch.astype(float), limit.astype(float)) if form else None
-        return self._judged(batch, limit, state)
+        return self._judged("aggregated", batch, limit, state)
 
     def _prefill(self, form: ReplicaForm | None) -> tuple[ReplicaAnswers, PromptPasses]:
         """Return prompts computed together; those that make the same steps are one."""
@@ -246,17 +254,7 @@ class EngineForm:
         if form:
             passes = form.prefill(batch.astype(float), limit.astype(float))
         state = SteadyState(ttft_us=passes.alone_us, tpot_us=nothing, rate_rps=passes.full_rps)
-        answers = self._judged(batch, limit, state)
-        if not self._lack_of_pools:
-            return answers, passes
-        # Pairs are counted by what rules their prefill pool out.
-        size = len(batch)
-        answers = replace(
-            answers,
-            verdict=np.full(size, ENGINE, dtype=object),
-            reason=np.full(size, self._lack_of_pools, dtype=object),
-        )
-        return answers, passes
+        return self._judged("prefill", batch, limit, state), passes
 
     def _decode(self, form: ReplicaForm | None) -> ReplicaAnswers:
         """Return batches that only decode, in steps just large enough."""
@@ -264,9 +262,11 @@ class EngineForm:
         limits = np.array(self._space.step_limits, dtype=np.int64)
         places = np.minimum(np.searchsorted(limits, batch), len(limits) - 1)
         state = form.decode(batch.astype(float)) if form else None
-        return self._judged(batch, limits[places], state)
+        return self._judged("decode", batch, limits[places], state)
 
-    def _judged(self, batch: Ints, limit: Ints, state: SteadyState | None) -> ReplicaAnswers:
+    def _judged(
+        self, role: str, batch: Ints, limit: Ints, state: SteadyState | None
+    ) -> ReplicaAnswers:
         room = np.zeros(len(batch))
         verdict = np.full(len(batch), "ok", dtype=object)
         reason = np.full(len(batch), "", dtype=object)
@@ -274,7 +274,9 @@ class EngineForm:
             found = self._rooms[tokens]
             place = self._batches.index(size)
             room[index] = found.num_requests[place]
-            if found.reasons[place]:
+            if self._lacks[role]:
+                verdict[index], reason[index] = ENGINE, self._lacks[role]
+            elif found.reasons[place]:
                 verdict[index], reason[index] = found.verdict, found.reasons[place]
             elif size > room[index]:
                 verdict[index] = "memory"

@@ -85,8 +85,8 @@ class EngineKind:
         engine = base.engine.with_rules(self.rules).with_tiers(self.kv_tiers)
         return replace(engine, profile=self.profile)
 
-    def find_lacks(self, base: ServingScenario, mode: str) -> str:
-        """Return what the engine, or the server, has not of a deployment; empty if it has all."""
+    def find_lacks(self, base: ServingScenario, role: str) -> str:
+        """Return what the engine, or the server, has not of a pool of that role; empty if all."""
         profile = self.resolve_engine(base)
         bounds = [EngineBound(name=profile.name, can=profile.can)]
         if self.server:
@@ -95,7 +95,7 @@ class EngineKind:
         replica = self.scenario(base, 1, 0)
         encoders = "apart" if self.encodes_apart else "together"
         lacks = [
-            lack for bound in bounds for lack in list_engine_lacks(replica, mode, bound, encoders)
+            lack for bound in bounds for lack in list_engine_lacks(replica, role, bound, encoders)
         ]
         if self.server and self.encodes_apart and not find_server(self.server).encodes_apart:
             why = f"no files are written for {self.server} with encoders apart"
