@@ -177,6 +177,22 @@ def test_a_step_outside_a_graph_takes_at_least_its_launches() -> None:
     assert cost.breakdown(_record([captured, eager]))[LAUNCH_GROUP][0] == 0.0
 
 
+def test_what_an_operator_is_made_of_is_launched_kernel_by_kernel() -> None:
+    """Four products of a layer of Llama are quantised for in FP8; Mixtral's experts are nine."""
+    engine = EngineSpec(profile="plain", rules={"launch_us": "1000"})
+    launches = {}
+    for name, quantization in (("llama-3.1-8b", ""), ("llama-3.1-8b", "fp8"), ("mixtral-8x7b", "")):
+        scenario = build_scenario(
+            model=find_model(name), device="h200_sxm", quantization=quantization, engine=engine
+        )
+        floor_us = _cost(scenario).tables.floor_us[0, 1, 512]
+        launches[name, quantization] = round(float(floor_us) / 1000)
+    dense = launches["llama-3.1-8b", ""]
+    assert 4 * 32 == launches["llama-3.1-8b", "fp8"] - dense
+    # With the router, in place of two products and an activation.
+    assert (1 + 9 - 3) * 32 == launches["mixtral-8x7b", ""] - dense
+
+
 def test_decodes_are_padded_to_captured_sizes() -> None:
     rules = {"graph_mode": "full", "graph_capture_sizes": "[16, 32]"}
     padded = _cost(build_scenario(engine=EngineSpec(profile="plain", rules=rules)))

@@ -113,7 +113,7 @@ class EngineProfile:
     `output_us` after it; the device waits for what the asynchronous engine does not hide. An output
     server next to the engine hands tokens out, `output_us_per_seq` each, one step's after the
     other's (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
-    faster than its launches: `launch_us` an operator. A server in front of the engine takes
+    faster than its launches: `launch_us` a kernel. A server in front of the engine takes
     `frontend_ms` for a request and `frontend_us_per_token` for each token of its prompt (0: the
     engine is called in process).
 

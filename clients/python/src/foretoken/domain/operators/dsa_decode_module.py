@@ -15,6 +15,7 @@ from foretoken.domain.operators.attention_decode import (
 from foretoken.domain.operators.dsa_prefill_module import num_weights
 from foretoken.domain.operators.spec.indexer import (
     INDEXER_DIMS,
+    LAUNCHES_OF_INDEXER,
     has_indexer,
     index_key_bytes,
     indexer_weights,
@@ -23,6 +24,7 @@ from foretoken.domain.operators.spec.indexer import (
 )
 from foretoken.domain.operators.spec.mla_module import (
     FULL_WIDTHS,
+    LAUNCHES_OF_MLA,
     MODULE_DIMS,
     QUICK_WIDTHS,
     token_weights,
@@ -106,4 +108,5 @@ SPEC = OperatorSpec(
     ),
     sweep=_sweep,
     num_weights=num_weights,
+    num_launches=LAUNCHES_OF_MLA + LAUNCHES_OF_INDEXER,
 )

@@ -14,6 +14,7 @@ from foretoken.domain.operators.attention_prefill import (
 )
 from foretoken.domain.operators.spec.indexer import (
     INDEXER_DIMS,
+    LAUNCHES_OF_INDEXER,
     has_indexer,
     index_key_bytes,
     indexer_weights,
@@ -22,6 +23,7 @@ from foretoken.domain.operators.spec.indexer import (
 )
 from foretoken.domain.operators.spec.mla_module import (
     FULL_WIDTHS,
+    LAUNCHES_OF_MLA,
     MODULE_DIMS,
     QUICK_WIDTHS,
     token_weights,
@@ -139,4 +141,5 @@ SPEC = OperatorSpec(
     ),
     sweep=_sweep,
     num_weights=num_weights,
+    num_launches=LAUNCHES_OF_MLA + LAUNCHES_OF_INDEXER,
 )

@@ -10,6 +10,7 @@ from foretoken.domain.operators.attention_prefill import (
 )
 from foretoken.domain.operators.spec.mla_module import (
     FULL_WIDTHS,
+    LAUNCHES_OF_MLA,
     MODULE_DIMS,
     QUICK_WIDTHS,
     module_bytes,
@@ -56,4 +57,5 @@ SPEC = OperatorSpec(
     relations=BATCH_RELATIONS,
     sweep=_sweep,
     num_weights=lambda d: token_weights(d) + unpacking_weights(d),
+    num_launches=LAUNCHES_OF_MLA,
 )

@@ -14,6 +14,10 @@ from foretoken.domain.operators.spec.operator import (
 from foretoken.domain.operators.spec.sweep import pick, powers_of_two
 from foretoken.domain.units import Quantity, ceil_divide
 
+# The choice of experts, their tokens put in order (2), two products and what quantises before each,
+# with the activation between, and the sum. Source: vLLM 0.24, fused_moe/fused_moe.py; SGLang 0.5.9,
+# layers/moe/fused_moe_triton.
+LAUNCHES_OF_EXPERTS = 9
 # Rows of the tiles that grouped GEMM kernels pad an expert's tokens to.
 _TILE_ROWS = (16, 64, 128)
 
@@ -133,4 +137,5 @@ SPEC = OperatorSpec(
     sweep=_sweep,
     num_weights=lambda d: d["num_experts"] * _weights(d),
     saved_elements=lambda d: _rows(d) * (d["hidden"] + 3 * d["intermediate"]),
+    num_launches=LAUNCHES_OF_EXPERTS,
 )

@@ -5,7 +5,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from foretoken.domain.operators.moe_experts import expert_layers, hit_ratio, moe_costs
+from foretoken.domain.operators.moe_experts import (
+    LAUNCHES_OF_EXPERTS,
+    expert_layers,
+    hit_ratio,
+    moe_costs,
+)
 from foretoken.domain.operators.spec.operator import (
     Bound,
     Dim,
@@ -93,4 +98,5 @@ SPEC = OperatorSpec(
     ),
     sweep=_sweep,
     num_weights=lambda d: d["num_local_experts"] * _weights(d),
+    num_launches=LAUNCHES_OF_EXPERTS,
 )

@@ -16,7 +16,7 @@ from foretoken.domain.lowering.image_encoder import lower_encoder
 from foretoken.domain.measurements.estimate import LatencyColumns
 from foretoken.domain.models.image import EncodedImages
 from foretoken.simulator.cost.answer import channels_of, num_channels
-from foretoken.simulator.cost.family import Axes
+from foretoken.simulator.cost.family import Axes, count_launches
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.grid import Floats
 
@@ -62,5 +62,5 @@ def encoding_channels(
         answer = answer_of(node)
         total += node.repeat * channels_of(answer, groups.index(node.group), len(groups))
     computed_us = float(total[: len(groups)].sum())
-    launches_us = launch_us * sum(node.repeat for node in nodes)
+    launches_us = launch_us * count_launches(nodes)
     return total * max(1.0, launches_us / computed_us) if computed_us else total

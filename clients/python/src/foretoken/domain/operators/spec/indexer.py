@@ -19,6 +19,11 @@ INDEXER_DIMS = (
 _FULL_INDEXER = {"index_num_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 _QUICK_INDEXER = {"index_num_heads": 4, "index_head_dim": 16, "index_topk": 64}
 
+# Products of queries, keys and weights, what quantises before that of queries, the norm of keys,
+# the rotation, of queries and keys each a mixing and a format; the write, the scores, the choice.
+# Source: SGLang 0.5.9, srt/layers/attention/nsa/nsa_indexer.py.
+LAUNCHES_OF_INDEXER = 13
+
 # Keys are kept in 8 bit with one fp32 scale. Source: `fp8_mqa_logits` of DeepGEMM.
 _KEY_SCALE_BYTES = 4
 

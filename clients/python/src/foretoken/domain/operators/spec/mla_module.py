@@ -17,6 +17,10 @@ MODULE_DIMS = (
     Dim("qk_rope_head_dim", "features of a key with position, shared by the heads"),
     Dim("v_head_dim", "features of a head's value"),
 )
+# Four products and what quantises before each, two norms, the rotation, the key put together (2),
+# the write to the cache and the attention. Source: SGLang 0.5.9, srt/models/deepseek_v2.py
+# (forward_normal).
+LAUNCHES_OF_MLA = 15
 # DeepSeek-V3's, and small ones to try.
 FULL_WIDTHS = {
     "hidden": 7168,

@@ -124,6 +124,7 @@ class OperatorSpec:
     backward pass is made of, for where that was not measured. `chain_ratios` are how many times as
     long as one kernel the chain of operators takes that eager PyTorch runs in its place
     (`form=eager`), in the forward and the backward pass, for where that was not measured.
+    `num_launches` kernels are what engines run a call as, which the host launches one by one.
     """
 
     name: str
@@ -145,6 +146,7 @@ class OperatorSpec:
     proxy_operator: ProxyOperator | None = None
     backward_calls: Callable[[Dims], tuple[Dims, ...]] | None = None
     chain_ratios: tuple[float, float] = (1.0, 1.0)
+    num_launches: int = 1
 
     @property
     def dim_names(self) -> tuple[str, ...]:
