@@ -91,7 +91,10 @@ class Plot:
             low, high = band
             edges = {"y": {**encoding["y"], "field": low}, "y2": {"field": high}}
             layers.append(_layer("area", {**encoding, **edges}, opacity=0.18))
-        dash = {"strokeDash": self._dash(dashed)} if dashed else {}
+        names = self._names() if dashed else []
+        dashes = [_DASHES if name in dashed else [1, 0] for name in names]
+        scale = {"scale": {"domain": names, "range": dashes}}
+        dash = {"strokeDash": {"field": self.by, **scale, **self._legend()}} if dashed else {}
         course = {"interpolate": "step-after"} if is_step else {}
         apart = f"indexof({list(dotted)}, datum[{self.by!r}])"
         line = _layer("line", {**encoding, **dash}, **course)
@@ -198,7 +201,8 @@ class Plot:
 
     def _grid(self, shade: Spec, words: Spec) -> Chart:
         """Return boxes where rows and columns meet, with words on them if there are any."""
-        place: Spec = {"x": self._columns(), "y": self._rows()}
+        columns = self._boxes(self.x, "ordinal", orient="top", labelAngle=0, labelLimit=120)
+        place: Spec = {"x": columns, "y": self._rows()}
         layers = [_layer("rect", {**place, **shade}, **_TOLD)]
         if words:
             layers.append(_layer("text", {**place, **words}, fontSize=10))
@@ -236,25 +240,18 @@ class Plot:
         channel = {"field": name, "type": "quantitative", "title": column.title, "scale": scale}
         return {**channel, "axis": _axis_format(self.table, name)}
 
-    def _columns(self) -> Spec:
-        across: Spec = {"field": self.x, "type": "ordinal", **self._order(self.x)}
-        across |= {"title": self.table.column(self.x).title}
-        looks = {"orient": "top", "labelAngle": 0, "labelLimit": 120}
-        return {**across, "axis": {**looks, **self._overlap(self.x)}}
-
     def _rows(self) -> Spec:
-        title = self.table.column(self.y).title
-        rows: Spec = {"field": self.y, "type": "nominal", "title": title or None}
-        rows |= self._order(self.y)
-        return {**rows, "axis": {"labelLimit": 260, **self._overlap(self.y)}}
+        return self._boxes(self.y, "nominal", labelLimit=260)
 
-    def _order(self, name: str) -> Spec:
-        """Return that words stand in the table's order, numbers in their own."""
-        return {"sort": "ascending" if _numbers(self.table, name) else None}
+    def _boxes(self, name: str, kind: str, **looks: Any) -> Spec:
+        """Return the channel of rows or columns: words in the table's order, numbers in their own.
 
-    def _overlap(self, name: str) -> Spec:
-        """Return that of too many numbers some are not written."""
-        return {"labelOverlap": True} if _numbers(self.table, name) else {}
+        Of too many numbers some are not written.
+        """
+        title, sort = self.table.column(name).title or None, None
+        if _numbers(self.table, name):
+            sort, looks = "ascending", {**looks, "labelOverlap": True}
+        return {"field": name, "type": kind, "title": title, "sort": sort, "axis": looks}
 
     def _color(self) -> Spec:
         if not self.by:
@@ -276,11 +273,6 @@ class Plot:
         if self.by and names <= {*self._names(), ""}:
             return {"color": {**color, "field": front}}
         return {"detail": {"field": front}, "color": {"value": GREY}}
-
-    def _dash(self, dashed: Sequence[str]) -> Spec:
-        names = self._names()
-        dashes = [_DASHES if name in dashed else [1, 0] for name in names]
-        return {"field": self.by, "scale": {"domain": names, "range": dashes}, **self._legend()}
 
     def _names(self) -> list[str]:
         return [str(name) for name in dict.fromkeys(self.table.values(self.by))]

@@ -26,6 +26,14 @@ class Curve:
     high: Sequence[float] = ()
 
 
+_ROW = Column.words("", "row")
+
+
+def _ends(of: Column) -> list[Column]:
+    """Return the columns of the bounds of a figure."""
+    return [replace(of, title=f"{of.title}, {end}", name=end) for end in ("low", "high")]
+
+
 def draw_curves(
     plot: Plot, curves: Sequence[Curve], *, x: Column, y: Column, is_step: bool = False
 ) -> Chart:
@@ -34,7 +42,7 @@ def draw_curves(
     has_bounds = any(len(curve.low) for curve in curves)
     has_rings = any(curve.is_hollow for curve in curves)
     if has_bounds:
-        columns += [replace(y, title=f"{y.title}, {end}", name=end) for end in ("low", "high")]
+        columns += _ends(y)
     if has_rings:
         columns.append(Column(title="misses a target", name="hollow"))
     rows = []
@@ -78,28 +86,35 @@ def draw_parts(
         for name in names
         if parts.get(name)
     ]
-    columns = [Column.words("", "row"), Column.words(part, "part"), unit]
-    table = Table(columns=columns, rows=cells)
+    table = Table(columns=(_ROW, Column.words(part, "part"), unit), rows=cells)
     return replace(plot, table=table, x=unit.name, y="row", by="part").bars()
+
+
+def draw_spans(plot: Plot, table: Table) -> Chart:
+    """Return a Gantt chart: the first words of a table are its rows, the next what a span is.
+
+    Its first numbers are where spans begin, the next where they end.
+    """
+    (row, kind, *_), (start, end, *_) = (
+        [column.name for column in table.columns if column.is_text is is_text]
+        for is_text in (True, False)
+    )
+    return replace(plot, table=table, x=start, y=row, by=kind).spans(end)
 
 
 def draw_counts(plot: Plot, values: Mapping[str, float], unit: Column, total: float = 0) -> Chart:
     """Return a bar for each name with its share of the `total` (0: of their sum)."""
     whole = total or sum(values.values()) or 1
-    columns = [Column.words("", "row"), unit, Column(title="share", unit=SHARE)]
     rows = [(name, value, value / whole) for name, value in values.items()]
+    table = Table(columns=(_ROW, unit, Column(title="share", unit=SHARE)), rows=rows)
     colors = {name: plot.colors.get(name, GREY) for name in values}
-    table = Table(columns=columns, rows=rows)
-    drawn = replace(plot, table=table, x=unit.name, y="row", by="row", colors=colors)
-    return drawn.bars()
+    return replace(plot, table=table, x=unit.name, y="row", by="row", colors=colors).bars()
 
 
 def draw_intervals(
     plot: Plot, values: Mapping[str, tuple[float, float, float]], unit: Column
 ) -> Chart:
     """Return a bar for each name with its interval; `values` are low, value and high."""
-    ends = [replace(unit, title=f"{unit.title}, {end}", name=end) for end in ("low", "high")]
-    columns = [Column.words("", "row"), unit, *ends]
     rows = [(name, value, low, high) for name, (low, value, high) in values.items()]
-    table = Table(columns=columns, rows=rows)
+    table = Table(columns=(_ROW, unit, *_ends(unit)), rows=rows)
     return replace(plot, table=table, x=unit.name, y="row").bars(bounds=("low", "high"))

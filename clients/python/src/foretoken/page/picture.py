@@ -27,24 +27,14 @@ _CONFIG: Spec = {
 }
 
 
-def check_can_draw() -> None:
-    """Refuse a picture before any work is done for it.
-
-    Raises:
-        InvalidRequestError: the package that draws is not here.
-
-    """
-    _vega()
-
-
 def write_picture(path: Path, charts: Sequence[Chart]) -> None:
     """Write charts into one picture, in the format of the path's ending; see `PICTURES`.
 
     Raises:
-        InvalidRequestError: see `check_can_draw`.
+        InvalidRequestError: see `load_vega`.
 
     """
-    vega = _vega()
+    vega = load_vega()
     spec = _whole(charts)
     match path.suffix:
         case ".png":
@@ -55,7 +45,13 @@ def write_picture(path: Path, charts: Sequence[Chart]) -> None:
             path.write_text(vega.vegalite_to_svg(spec), encoding="utf-8")
 
 
-def _vega() -> Any:
+def load_vega() -> Any:
+    """Return what draws; called before any work is done for a picture.
+
+    Raises:
+        InvalidRequestError: the package is not here.
+
+    """
     try:
         import vl_convert  # 33 MB that only pictures need
     except ModuleNotFoundError as err:

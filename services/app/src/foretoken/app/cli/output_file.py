@@ -47,9 +47,9 @@ def check_picture_option(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    from foretoken.page.picture import PICTURES, check_can_draw
+    from foretoken.page.picture import PICTURES, load_vega
 
-    check_can_draw()
+    load_vega()
     return _check_ending(path, PICTURES)
 
 

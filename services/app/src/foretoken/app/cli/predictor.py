@@ -90,9 +90,9 @@ def train(
         )
         state.print_object(found, lambda: training_table(found, is_by_split=splits))
         if report is not None:
-            from foretoken.predictor.report.page import write_page
+            from foretoken.predictor.report.page import render_page
 
-            write_page(found, report)
+            report.write_text(render_page(found), encoding="utf-8")
             note(f"page written to {report}")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 from foretoken.domain.metrics.metric import SHARE
 from foretoken.domain.metrics.number_text import format_number
@@ -53,16 +52,6 @@ _WHAT_TO_DO = (
 )
 
 
-def write_page(report: PredictorTrainingReport, path: Path) -> None:
-    """Write the page.
-
-    Raises:
-        OSError: the file cannot be written.
-
-    """
-    path.write_text(render_page(report), encoding="utf-8")
-
-
 def render_page(report: PredictorTrainingReport) -> str:
     """Return the page as HTML."""
     judged = sorted(
@@ -72,25 +61,25 @@ def render_page(report: PredictorTrainingReport) -> str:
     pooled = merge_splits(score for operator in judged for score in operator.splits)
     sections = [_overview(report, pooled)]
     if judged:
+        ordered = sorted(judged, key=lambda report: (report.device, report.operator))
+        columns = (*_OF_OPERATOR, *(column.part(1) for column in (LEFT_OUT, *_SCORES)))
+        scores = Table.of([(one, score) for one in ordered for score in one.splits], *columns)
         sections += [
             Section(title="How to read it", intro=_HOW_TO_READ),
             Section(title="What to do", intro=_WHAT_TO_DO),
             _by_split(judged, pooled),
             _by_operator(judged),
-            _scores(judged),
+            Section(title="By operator, device and kind of point", table=scores),
             _worst(judged),
         ]
-    return render_sections("Training report", _subtitle(report), sections)
-
-
-def _subtitle(report: PredictorTrainingReport) -> str:
     made = ""
     if report.created_at:
         made = f", made {datetime.fromisoformat(report.created_at):%Y-%m-%d %H:%M} UTC"
-    return (
+    subtitle = (
         f"Model {report.model_version or 'without a version'}{made}: how far its estimates are off"
         " on points it was not trained on."
     )
+    return render_sections("Training report", subtitle, sections)
 
 
 def _overview(report: PredictorTrainingReport, pooled: Sequence[SplitScore]) -> Section:
@@ -133,13 +122,6 @@ def _by_operator(judged: Sequence[OperatorTrainingReport]) -> Section:
     return Section(title="By operator", pictures=pictures)
 
 
-def _scores(judged: Sequence[OperatorTrainingReport]) -> Section:
-    ordered = sorted(judged, key=lambda report: (report.device, report.operator))
-    columns = (*_OF_OPERATOR, *(column.part(1) for column in (LEFT_OUT, *_SCORES)))
-    table = Table.of([(one, score) for one in ordered for score in one.splits], *columns)
-    return Section(title="By operator, device and kind of point", table=table)
-
-
 def _worst(judged: Sequence[OperatorTrainingReport]) -> Section:
     cases = [(one, case) for one in judged for case in one.worst[:_CASES_PER_OPERATOR]]
     cases.sort(key=lambda found: -_factor(found[1]))
@@ -163,10 +145,6 @@ def _coverage(score: SplitScore) -> str | Cell:
     return f"{coverage:.1%}"
 
 
-def _chance(score: SplitScore) -> str:
-    return "{:.1%} - {:.1%}".format(*coverage_by_chance(score.num_held_out))
-
-
 def _interval(case: HeldOutCase) -> str | Cell:
     interval = f"{format_number(case.low_us)} - {format_number(case.high_us)}"
     is_covered = case.low_us <= case.measured_us <= case.high_us
@@ -183,7 +161,10 @@ _SCORES = (
     Column(title="MAPE", name="mape_ratio", unit=SHARE),
     Column(title="P90", name="p90_ratio", unit=SHARE),
     Column(title="coverage", read=_coverage),
-    Column(title="by chance", read=_chance),
+    Column(
+        title="by chance",
+        read=lambda score: "{:.1%} - {:.1%}".format(*coverage_by_chance(score.num_held_out)),
+    ),
 )
 _CASES = (
     LEFT_OUT,

@@ -1,7 +1,7 @@
 """The sections of a page about the highest rate of a deployment."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
@@ -21,7 +21,11 @@ def capacity_sections(report: CapacityReport) -> list[Section]:
     """Return what a page says of a capacity: the rate, how it was found, the run at that rate."""
     sections = [_overview(report)]
     if report.probes:
-        sections += [*_curves(report), _probes(report.probes)]
+        rules = [Rule("x", report.capacity_rps, "capacity")] if report.capacity_rps else []
+        if report.high_rps > report.low_rps:
+            rules.append(Rule("x", report.low_rps, end=report.high_rps))
+        remark = "The line is the capacity, the shaded range its interval."
+        sections += [*_load_sections({"run": report}, remark, rules), _probes(report.probes)]
     if report.capacity_rps > 0:
         at_capacity = serving_sections([report.at_capacity])
         return with_echo([*sections, *at_capacity], report.echo)
@@ -76,6 +80,8 @@ def _overview(report: CapacityReport) -> Section:
         " rate that was tried."
     )
     limiting = f" {report.limiting} fails first." if report.limiting else ""
+    scenario = json.loads(report.scenario_json or "{}")
+    seed = f" Seed {scenario['seed']}." if "seed" in scenario else ""
     facts = [
         Value.of("capacity_rps", report, _bounds(report.low_rps, report.high_rps)),
         Value(
@@ -93,24 +99,11 @@ def _overview(report: CapacityReport) -> Section:
         facts.append(Value.of("usd_per_million_output_tokens", report, "at that rate"))
     return Section(
         title="Capacity",
-        intro=f"{found}{limiting} {_effort(report)}",
+        intro=f"{found}{limiting} {len(report.probes)} runs, {report.cpu_s:.3g} s of CPU"
+        f" time.{seed}",
         warning=" ".join(sentence(note) for note in report.notes),
         facts=facts,
     )
-
-
-def _effort(report: CapacityReport) -> str:
-    scenario = json.loads(report.scenario_json) if report.scenario_json else {}
-    seed = f" Seed {scenario['seed']}." if "seed" in scenario else ""
-    return f"{len(report.probes)} runs, {report.cpu_s:.3g} s of CPU time.{seed}"
-
-
-def _curves(report: CapacityReport) -> list[Section]:
-    rules = [Rule("x", report.capacity_rps, "capacity")] if report.capacity_rps else []
-    if report.high_rps > report.low_rps:
-        rules.append(Rule("x", report.low_rps, end=report.high_rps))
-    remark = "The line is the capacity, the shaded range its interval."
-    return _load_sections({"run": report}, remark, rules)
 
 
 def _probes(probes: Sequence[CapacityProbe]) -> Section:
@@ -131,19 +124,18 @@ def _probes(probes: Sequence[CapacityProbe]) -> Section:
 
 def _outcome(metric: str, percentile: float) -> Column:
     """Return the column of a figure; that of a run cut short is the best it could have become."""
+    is_share = metric == ATTAINMENT
+    write: Callable[[float], str] = "{:.1%}".format if is_share else format_number
 
     def read(probe: CapacityProbe) -> str:
-        values = [
-            outcome.value
+        cut = ("<= " if is_share else ">= ") * probe.is_cut_short
+        return "".join(
+            cut + write(outcome.value)
             for outcome in probe.outcomes
             if (outcome.metric, outcome.percentile) == (metric, percentile)
-        ]
-        if metric == ATTAINMENT:
-            return "".join(f"{'<= ' * probe.is_cut_short}{value:.1%}" for value in values)
-        return "".join(f"{'>= ' * probe.is_cut_short}{format_number(value)}" for value in values)
+        )
 
-    title = describe_limit(metric, percentile) + ("" if metric == ATTAINMENT else " (ms)")
-    return Column(title=title, read=read)
+    return Column(title=describe_limit(metric, percentile) + " (ms)" * (not is_share), read=read)
 
 
 def _verdict(probe: CapacityProbe) -> str | Cell:

@@ -32,9 +32,10 @@ def memory_chart(stages: Mapping[str, StageMemory], title: str, cut: str = "") -
     """
     sizes = sorted({stage.device_bytes / GIB for stage in stages.values() if stage.device_bytes})
     rows = {
-        f"{name} (of {format_number(stage.device_bytes / GIB)} GiB)"
-        if len(sizes) > 1
-        else name: _parts_gib(stage)
+        f"{name} (of {format_number(stage.device_bytes / GIB)} GiB)" if len(sizes) > 1 else name: {
+            **{part: getattr(stage, f"{part}_bytes") / GIB for part in OF_MEMORY},
+            _RESERVE: max(stage.reserved_bytes + stage.headroom_bytes - stage.total_bytes, 0) / GIB,
+        }
         for name, stage in stages.items()
     }
     plot = Plot(title=title, caption=_CAPTION + cut, colors=_COLORS, rules=device_rules(sizes, "x"))
@@ -94,12 +95,6 @@ _SIZES = {
 }
 
 
-def _parts_gib(stage: StageMemory) -> Mapping[str, float]:
-    parts = {name: getattr(stage, f"{name}_bytes") / GIB for name in OF_MEMORY}
-    besides = stage.reserved_bytes + stage.headroom_bytes - stage.total_bytes
-    return {**parts, _RESERVE: max(besides, 0.0) / GIB}
-
-
 _MAX_BARS = 32
 _SUBTITLE = "Counted by Foretoken from shapes and schedules; nothing is timed and nothing was run."
 
@@ -112,8 +107,17 @@ def render_memory(title: str, report: TrainingMemoryReport) -> str:
 def memory_sections(report: TrainingMemoryReport) -> list[Section]:
     """Return whether a strategy fits, its stages, their parts and the configuration."""
     sections = [_overview(report)]
-    if report.memory:
-        sections += [_stages(report.memory), parts_section(report.memory)]
+    if stages := report.memory:
+        fullest = sorted(stages, key=lambda stage: stage.margin_bytes)[:_MAX_BARS]
+        shown = {
+            f"stage {stage.stage}": stage
+            for stage in sorted(fullest, key=lambda stage: stage.stage)
+        }
+        few = f" Drawn are the {_MAX_BARS} fullest of {len(stages)} stages."
+        cut = few if len(stages) > _MAX_BARS else ""
+        chart = memory_chart(shown, "Peak memory of one device", cut)
+        table = peak_table(stages, has_advice=True)
+        sections += [Section(title="Stages", pictures=[chart], table=table), parts_section(stages)]
     return with_echo([*sections, scenario_section(report.scenario_json)], report.echo)
 
 
@@ -133,15 +137,3 @@ def _overview(report: TrainingMemoryReport) -> Section:
             Value(label="parameters", value=params, unit="billion", note=on),
         ]
     return Section(title="Memory plan", warning=warning, intro=" ".join(report.notes), facts=facts)
-
-
-def _stages(stages: Sequence[StageMemory]) -> Section:
-    fullest = sorted(stages, key=lambda stage: stage.margin_bytes)[:_MAX_BARS]
-    shown = {
-        f"stage {stage.stage}": stage for stage in sorted(fullest, key=lambda stage: stage.stage)
-    }
-    cut = ""
-    if len(stages) > _MAX_BARS:
-        cut = f" Drawn are the {_MAX_BARS} fullest of {len(stages)} stages."
-    chart = memory_chart(shown, "Peak memory of one device", cut)
-    return Section(title="Stages", pictures=[chart], table=peak_table(stages, has_advice=True))

@@ -83,14 +83,8 @@ OF_STREAM: Mapping[str, str] = {
 _LOADS = ("#8fc7e8", "#56b4e9", "#2f93cf", "#0072b2", "#7a5195", "#bc5090", "#ef5675", "#d55e00")
 
 
-def label_of_group(group: str) -> str:
-    """Return how a page writes an operator group."""
+def _label(group: str) -> str:
     return {"gemm": "GEMM", "moe": "MoE", "lora": "LoRA"}.get(group, group.replace("_", " "))
-
-
-def color_of_group(group: str) -> str:
-    """Return the colour of an operator group; grey for one not known here."""
-    return _OF_GROUP.get(group, GREY)
 
 
 def groups_chart(
@@ -101,15 +95,14 @@ def groups_chart(
     Of one row without a name every group has a bar, with its share.
     """
     groups = largest_first(rows.values())
-    named = {
-        row: {label_of_group(group): value for group, value in parts.items() if value > 0}
-        for row, parts in rows.items()
-    }
-    colors = {label_of_group(group): color_of_group(group) for group in groups}
+    colors = {_label(group): _OF_GROUP.get(group, GREY) for group in groups}
     plot = Plot(title=title, caption=caption, colors=colors)
     if [*rows] == [""]:
-        ranked = {label_of_group(group): rows[""][group] for group in groups}
-        return draw_counts(plot, ranked, unit)
+        return draw_counts(plot, {_label(group): rows[""][group] for group in groups}, unit)
+    named = {
+        row: {_label(group): value for group, value in parts.items() if value > 0}
+        for row, parts in rows.items()
+    }
     return draw_parts(plot, named, unit)
 
 

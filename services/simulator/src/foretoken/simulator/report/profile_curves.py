@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -88,10 +87,13 @@ def _work_chart(curves: Sequence[FittedCurve]) -> Chart:
     columns = [Column.words("what"), Column(title="FLOP of a call", name="flop")]
     columns.append(Column(title=unit, name="rate"))
     rows = []
-    for label, is_fit in (("measured", False), ("fitted", True)):
-        points = [_points(curve, is_fit=is_fit) for curve in curves]
-        work, rates = (np.concatenate(parts) for parts in zip(*points, strict=True))
-        rows += [(label, float(w), float(r)) for w, r in zip(work, rates / scale, strict=True)]
+    for label in ("measured", "fitted"):
+        for curve in curves:
+            key, measured = curve.measured.key, curve.measured
+            times_us = curve.at_points_us if label == "fitted" else measured.latency_us
+            rates = key.rates(measured.sizes, times_us) / scale
+            work = key.work(measured.sizes)
+            rows += [(label, float(w), float(r)) for w, r in zip(work, rates, strict=True)]
     plot = Plot(
         title="All points together",
         table=Table(columns=columns, rows=rows),
@@ -102,12 +104,6 @@ def _work_chart(curves: Sequence[FittedCurve]) -> Chart:
         caption="Over the FLOP of a call: measured, and the predictor's.",
     )
     return plot.scatter()
-
-
-def _points(curve: FittedCurve, *, is_fit: bool) -> tuple[Any, Any]:
-    measured = curve.measured
-    times_us = curve.at_points_us if is_fit else measured.latency_us
-    return measured.key.work(measured.sizes), measured.key.rates(measured.sizes, times_us)
 
 
 def rate_unit(key: CurveKey) -> tuple[str, float]:
@@ -138,16 +134,20 @@ def _section(
     return Section(
         title=f"{operator} on {where}",
         pictures=pictures,
-        table=_table(curves, unit),
+        table=_table(curves),
     )
 
 
-def _table(curves: Sequence[FittedCurve], unit: str) -> Table:
+def _table(curves: Sequence[FittedCurve]) -> Table:
+    unit, scale = rate_unit(curves[0].measured.key)
     return Table.of(
         curves,
         Column.words("curve", read=lambda curve: curve.measured.key.title),
         Column(title="points", read=lambda curve: len(curve.measured.sizes)),
-        Column(title=f"highest ({unit})", read=_highest_rate),
+        Column(
+            title=f"highest ({unit})",
+            read=lambda curve: max(_measured_curve("", curve.measured, scale, "").y),
+        ),
         Column(
             title="median error",
             unit=SHARE,
@@ -160,8 +160,3 @@ def _table(curves: Sequence[FittedCurve], unit: str) -> Table:
         ),
         Column.words("rests on", "provenance"),
     )
-
-
-def _highest_rate(curve: FittedCurve) -> float:
-    key, measured = curve.measured.key, curve.measured
-    return float(key.rates(measured.sizes, measured.latency_us).max()) / rate_unit(key)[1]

@@ -39,10 +39,9 @@ def with_lines(sections: Sequence[Section], lines: Sequence[str]) -> list[Sectio
     """Return sections with lines of echoes; see `with_echo`."""
     if not sections:
         return []
-    parts = (line.partition(": ") for line in lines)
     first, *others = sections
-    about = dict.fromkeys((*first.about, *((name, text) for name, _, text in parts)))
-    return [replace(first, about=list(about)), *others]
+    parts = (line.partition(": ")[::2] for line in lines)
+    return [replace(first, about=list(dict.fromkeys((*first.about, *parts)))), *others]
 
 
 def sentence(text: str) -> str:
@@ -72,14 +71,13 @@ def configuration_section(scenario_json: str) -> Section:
     return Section(
         title="Configuration",
         intro="The resolved scenario; given to the simulator again, it yields the same result.",
-        listing=_listing(json.loads(scenario_json) if scenario_json else {}),
+        listing=_listing(json.loads(scenario_json or "{}")),
     )
 
 
 def scenario_section(scenario_json: str) -> Section:
     """Return the configuration of a training step: what matters of it first, then all."""
-    whole = configuration_section(scenario_json)
-    scenario: dict[str, Any] = json.loads(scenario_json) if scenario_json else {}
+    scenario: dict[str, Any] = json.loads(scenario_json or "{}")
     rows = []
     if "model" in scenario:
         model = scenario["model"]
@@ -99,7 +97,7 @@ def scenario_section(scenario_json: str) -> Section:
         if is_told and value not in (None, "", []):
             rows.append([name.replace("_", " "), _word(value)])
     table = Table.listed(headers=["", "value"], rows=rows, text_columns=(1,)) if rows else None
-    return Section(title=whole.title, intro=whole.intro, table=table, listing=whole.listing)
+    return replace(configuration_section(scenario_json), table=table)
 
 
 def _word(value: Any) -> str:
@@ -150,13 +148,13 @@ def _shorten(content: object) -> object:
     if not isinstance(content, dict):
         return content
     return {
-        key: f"{_count(value)} requests, not shown"
+        key: f"{len(_requests(value))} requests, not shown"
         if key == "trace_requests" and value
         else _shorten(value)
         for key, value in content.items()
     }
 
 
-def _count(items: Sequence[Any] | Mapping[str, Sequence[Any]]) -> int:
-    """Return how many items were written, as such or by columns."""
-    return len(next(iter(items.values()))) if isinstance(items, Mapping) else len(items)
+def _requests(trace: Any) -> Sequence[Any]:
+    """Return the requests of a trace as it is written, or a column of them."""
+    return next(iter(trace.values())) if isinstance(trace, Mapping) else trace

@@ -1,6 +1,6 @@
 """Who sends how much to whom in a training step, as a heat map."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,8 +75,20 @@ def traffic_section(report: TrainingReport) -> Section | None:
         title="Traffic between devices",
         intro=intro,
         pictures=pictures,
-        table=_table(found, report.num_devices),
+        table=Table.of(
+            {**found.by_axis, "all": found.total}.items(),
+            Column.words("along").part(0),
+            _sent("all send (GiB)", np.sum),
+            _sent("a device sends (GiB)", lambda sent: np.sum(sent) / report.num_devices),
+            _sent("busiest pair (GiB)", np.max),
+            Column(title="pairs that communicate", read=np.count_nonzero).part(1),
+        ),
     )
+
+
+def _sent(title: str, measure: Callable[[_Matrix], float]) -> Column:
+    """Return the column of a measure of what is sent, of an axis and its matrix."""
+    return Column(title=title, read=lambda of: float(measure(of[1] / GIB)))
 
 
 def _chart(found: TrafficMap, matrix: _Matrix, title: str, caption: str) -> Chart:
@@ -98,17 +110,3 @@ def write_traffic_figure(path: Path, report: TrainingReport) -> None:
 def _title(cell: int) -> str:
     whom = "each device" if cell == 1 else f"{cell} devices together"
     return f"What {whom} send{'s' if cell == 1 else ''} in one step"
-
-
-def _table(found: TrafficMap, num_devices: int) -> Table:
-    sent = {axis: matrix / GIB for axis, matrix in {**found.by_axis, "all": found.total}.items()}
-    return Table.of(
-        sent,
-        Column.words("along"),
-        Column(title="all send (GiB)", read=lambda axis: float(sent[axis].sum())),
-        Column(
-            title="a device sends (GiB)", read=lambda axis: float(sent[axis].sum()) / num_devices
-        ),
-        Column(title="busiest pair (GiB)", read=lambda axis: float(sent[axis].max())),
-        Column(title="pairs that communicate", read=lambda axis: int(np.count_nonzero(sent[axis]))),
-    )

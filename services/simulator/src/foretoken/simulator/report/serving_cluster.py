@@ -18,7 +18,7 @@ from foretoken.domain.results.report import (
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.block import Column, Table
 from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION, Plot
-from foretoken.page.curve import Curve, draw_curves
+from foretoken.page.curve import Curve, draw_curves, draw_spans
 from foretoken.page.section import Section
 
 _OF_STATE = dict(zip(REPLICA_STATES, (SKY, GREEN, VERMILION), strict=True))
@@ -29,7 +29,8 @@ def cluster_sections(report: ServingReport, load: str) -> list[Section]:
     if not report.pools:
         return []
     sections = [_pools(report, load)]
-    if any(_is_changing(engine) for engine in report.engines):
+    # Of replicas that only ran there is nothing to see.
+    if any([phase.state for phase in engine.phases] != ["running"] for engine in report.engines):
         sections.append(_life(report))
     if len(report.engines) > 1:
         sections.append(_loads(report))
@@ -56,32 +57,24 @@ def _pools(report: ServingReport, load: str) -> Section:
     )
 
 
-def _is_changing(engine: EngineReport) -> bool:
-    """Whether a replica did anything but run from the start to the end."""
-    return len(engine.phases) != 1 or engine.phases[0].state != "running"
-
-
 def _life(report: ServingReport) -> Section:
     phases = [(engine, phase) for engine in report.engines for phase in engine.phases]
+    table = Table.of(
+        phases,
+        Column.words("replica", read=lambda of: f"{of[0].pool} {of[0].engine}".strip()),
+        Column(title="time (s)", name="start_s").part(1),
+        Column(title="until (s)", name="end_s").part(1),
+        Column.words("state").part(1),
+    )
     plot = Plot(
         title="Replicas over time",
-        table=Table.of(
-            phases,
-            Column.words("replica", read=_name).part(0),
-            Column(title="time (s)", name="start_s").part(1),
-            Column(title="until (s)", name="end_s").part(1),
-            Column.words("state").part(1),
-        ),
-        x="start_s",
-        y="replica",
-        by="state",
         colors=_OF_STATE,
         caption=(
             "When the devices of each replica were held and what for. A restart begins with a"
             " failure; where nothing is drawn nothing is held."
         ),
     )
-    return Section(title="Replicas", pictures=[plot.spans("end_s")])
+    return Section(title="Replicas", pictures=[draw_spans(plot, table)])
 
 
 def _loads(report: ServingReport) -> Section:
@@ -138,15 +131,10 @@ def _transfers(report: ServingReport) -> Section:
         table=Table.of(
             report.pools,
             Column.words("pool", "name"),
-            Column.words("", "role", lambda pool: _MOVES.get(pool.role, "receives")),
+            Column.words(
+                "", "role", lambda pool: "sends" if pool.role == "prefill" else "receives"
+            ),
             *(Column.of(name) for name in ("sent_bytes_per_s", "port_utilization_ratio")),
         ),
         pictures=pictures,
     )
-
-
-_MOVES = {"prefill": "sends"}
-
-
-def _name(engine: EngineReport) -> str:
-    return f"{engine.pool} {engine.engine}" if engine.pool else str(engine.engine)

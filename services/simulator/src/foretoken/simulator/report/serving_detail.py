@@ -14,11 +14,8 @@ from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import (
     ITL_QUANTILES,
     ClassReport,
-    EngineReport,
     Histogram,
     ServingReport,
-    ServingStageMemory,
-    StageReport,
 )
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.page.block import Cell, Chart, Column, Table
@@ -31,8 +28,6 @@ from foretoken.simulator.serving.metrics import instants_of_columns, measure
 # Runs by their loads, or by what else distinguishes them.
 Reports = Mapping[str, ServingReport]
 
-# Latencies that have a picture of their distribution.
-DISTRIBUTIONS = tuple(metric.on_page() for metric in LIMITED.values())
 _REFUSALS = {
     "context_too_long": "prompt and answer are longer than the model's context",
     "exceeds_kv_cache": "prompt and answer are larger than the whole KV cache",
@@ -52,13 +47,14 @@ def distributions(reports: Reports, colors: Sequence[str]) -> Section:
         " values span more than a factor of 40. A dashed line is the objective of requests without"
         " a class."
     )
-    for metric in DISTRIBUTIONS:
+    slos = [json.loads(r.scenario_json or "{}").get("slo", {}) for r in reports.values()]
+    for metric in (metric.on_page() for metric in LIMITED.values()):
         curves = [
             Curve(label=label, x=values, y=[p / 100 for p in ITL_QUANTILES], color=color)
             for (label, report), color in zip(reports.items(), colors, strict=True)
             if (values := _latency_quantiles(report, metric))
         ]
-        limits = {_slo_limits(report).get(metric.name, 0.0) for report in reports.values()}
+        limits = {slo.get(metric.name) or 0.0 for slo in slos}
         # A limit that is not that of all would be read as theirs.
         limit_ms = limits.pop() if len(limits) == 1 else 0.0
         rules = [Rule("x", limit_ms / metric.scale, "SLO")] if limit_ms else []
@@ -76,12 +72,6 @@ def _latency_quantiles(report: ServingReport, metric: Metric) -> list[float]:
         return [metric.in_unit(value) for value in report.itl_ms_quantiles]
     values = measure(metric.name, instants_of_columns(report.requests)) * MS_PER_S / metric.scale
     return np.percentile(values, ITL_QUANTILES).tolist() if len(values) else []
-
-
-def _slo_limits(report: ServingReport) -> Mapping[str, float]:
-    """Return the objectives in ms of requests without a class, by latency; 0 is none."""
-    scenario = json.loads(report.scenario_json) if report.scenario_json else {}
-    return {name: value or 0.0 for name, value in scenario.get("slo", {}).items()}
 
 
 def batches(report: ServingReport) -> Section:
@@ -120,8 +110,13 @@ def _histogram(title: str, label: str, histogram: Histogram) -> Chart:
 
 def memory(report: ServingReport) -> Section:
     """Return what occupies a device of each stage."""
+    fields = ("weights", "kv", "activations", "graphs", "reserved")
+    parts = dict(zip(OF_SERVING_MEMORY, fields, strict=True))
     rows = {
-        f"{stage.pool} stage {stage.stage}".strip(): _parts_gib(stage) for stage in report.memory
+        f"{stage.pool} stage {stage.stage}".strip(): {
+            name: getattr(stage, f"{part}_bytes") / GIB for name, part in parts.items()
+        }
+        for stage in report.memory
     }
     sizes_gib = {stage.device_bytes / GIB for stage in report.memory}
     device_gib = max(sizes_gib)
@@ -153,17 +148,6 @@ def memory(report: ServingReport) -> Section:
         ),
         pictures=[draw_parts(plot, rows, Column(title="GiB"))],
     )
-
-
-def _parts_gib(stage: ServingStageMemory) -> dict[str, float]:
-    return {
-        name: getattr(stage, f"{field}_bytes") / GIB
-        for name, field in zip(
-            OF_SERVING_MEMORY,
-            ("weights", "kv", "activations", "graphs", "reserved"),
-            strict=True,
-        )
-    }
 
 
 def classes(reports: Reports, what: str) -> Section:
@@ -217,21 +201,17 @@ def refusals(reports: Reports, what: str) -> Section:
     )
 
 
-_OF_ENGINES = tuple(
-    Column.of(name).part(0) for name in ("num_requests", "num_serving_steps", "num_preemptions")
-)
-_OF_STAGES = tuple(
-    Column.of(name).part(1) for name in ("utilization_ratio", "mfu_ratio", "mbu_ratio")
-)
-
-
 def engines(report: ServingReport) -> Section:
     """Return how much of each pipeline stage of each replica was used."""
     table = Table.of(
         [(engine, stage) for engine in report.engines for stage in engine.stages],
-        Column.words("replica and stage", read=_name_stage),
-        *_OF_ENGINES,
-        *_OF_STAGES,
+        Column.words(
+            "replica and stage",
+            read=lambda of: f"{of[0].pool} {of[0].engine}, stage {of[1].stage}".strip(),
+        ),
+        *(Column.of(name).part(0) for name in ("num_requests", "num_serving_steps")),
+        Column.of("num_preemptions").part(0),
+        *(Column.of(name).part(1) for name in ("utilization_ratio", "mfu_ratio", "mbu_ratio")),
         Column(
             title=f"{METRICS['kv_utilization_ratio_mean'].label} / max",
             read=lambda engine: (
@@ -248,8 +228,3 @@ def engines(report: ServingReport) -> Section:
         ),
         table=table,
     )
-
-
-def _name_stage(found: tuple[EngineReport, StageReport]) -> str:
-    engine, stage = found
-    return f"{engine.pool} {engine.engine}, stage {stage.stage}".strip()

@@ -42,8 +42,19 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
         sections.append(detail.refusals(_by_load(ordered), "load"))
     if served:
         loads = _by_load(served)
-        sections += [_totals(served, list(loads)), *_details(loads, "load")]
-        sections += _heaviest(served[-1])
+        figures = list_figures("page", served)
+        totals = Section(
+            title="Numbers",
+            intro=(
+                "Rates count from the first arrival to the last completion. Steady leaves out the "
+                "first and the last tenth of the arrivals' span."
+            ),
+            table=Table.listed(
+                headers=("at load", *loads),
+                rows=[(figure.title, *figure.texts()) for figure in figures],
+            ),
+        )
+        sections += [totals, *_details(loads, "load"), *_heaviest(served[-1])]
     sections += remark_sections([note for report in ordered for note in report.notes])
     if ordered:
         sections.append(configuration_section(ordered[-1].scenario_json))
@@ -75,13 +86,14 @@ def _details(reports: Mapping[str, ServingReport], what: str) -> list[Section]:
 
 
 def _heaviest(report: ServingReport) -> list[Section]:
-    sections = [_percentiles(report, describe_load(report))]
+    load = describe_load(report)
+    sections = [_percentiles(report, load)]
     if len(report.series.start_s):
         sections.append(timeline({"": report}))
     sections += waterfall(report)
     if report.batch_size_histogram.shares:
         sections.append(detail.batches(report))
-    sections += cluster_sections(report, describe_load(report))
+    sections += cluster_sections(report, load)
     if report.memory:
         sections.append(detail.memory(report))
     if report.engines:
@@ -101,6 +113,8 @@ def _overview(reports: Sequence[ServingReport]) -> Section:
     best = max(served, key=lambda report: (report.goodput_rps, report.request_throughput_rps))
     busiest = max(served, key=lambda report: report.output_throughput_tps)
     low, high = best.step_time_low_ratio - 1, best.step_time_high_ratio - 1
+    whole = f"{format_number(best.usd_per_million_tokens)} of all tokens"
+    power = f"{format_number(best.power_w_mean)} W on average, all devices"
     return Section(
         title="Serving",
         warning=warning,
@@ -134,34 +148,14 @@ def _overview(reports: Sequence[ServingReport]) -> Section:
             Value.of(
                 "utilization_ratio", best, f"MFU {best.mfu_ratio:.1%}, MBU {best.mbu_ratio:.1%}"
             ),
-            *_price_facts(best),
-        ),
-    )
-
-
-def _price_facts(report: ServingReport) -> list[Value]:
-    facts = []
-    if report.cost_usd > 0:
-        whole = f"{format_number(report.usd_per_million_tokens)} of all tokens"
-        facts.append(Value.of("usd_per_million_output_tokens", report, whole))
-    if report.power_w_mean > 0:
-        power = f"{format_number(report.power_w_mean)} W on average, all devices"
-        facts.append(Value.of("energy_j_per_output_token", report, power))
-    return facts
-
-
-def _totals(reports: Sequence[ServingReport], labels: Sequence[str]) -> Section:
-    """Return one figure a row, one load a column; prices only where there are any."""
-    figures = list_figures("page", reports)
-    return Section(
-        title="Numbers",
-        intro=(
-            "Rates count from the first arrival to the last completion. Steady leaves out the "
-            "first and the last tenth of the arrivals' span."
-        ),
-        table=Table.listed(
-            headers=("at load", *labels),
-            rows=[(figure.title, *figure.texts()) for figure in figures],
+            *(
+                Value.of(name, best, note)
+                for name, is_known, note in (
+                    ("usd_per_million_output_tokens", best.cost_usd, whole),
+                    ("energy_j_per_output_token", best.power_w_mean, power),
+                )
+                if is_known > 0
+            ),
         ),
     )
 
@@ -220,12 +214,7 @@ def _throughput_by_load(reports: Sequence[ServingReport]) -> Section:
         [
             Curve(label="offered", x=loads, y=loads, color=GREY, is_dashed=True),
             Curve(label="completed", x=loads, y=completed, color=BLUE),
-            Curve(
-                label="within the SLO",
-                x=loads,
-                y=[report.goodput_rps for report in reports],
-                color=GREEN,
-            ),
+            Curve(label="within the SLO", x=loads, y=[r.goodput_rps for r in reports], color=GREEN),
         ],
         x=_LOAD,
         y=Column(title="requests/s"),

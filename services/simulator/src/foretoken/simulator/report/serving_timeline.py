@@ -1,6 +1,6 @@
 """Serving runs over time: what happens in every interval, and single requests."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -25,7 +25,7 @@ from foretoken.page.chart import (
     VERMILION,
     Plot,
 )
-from foretoken.page.curve import Curve, draw_curves
+from foretoken.page.curve import Curve, draw_curves, draw_spans
 from foretoken.page.section import Section
 from foretoken.simulator.grid import Floats
 
@@ -35,7 +35,6 @@ Reports = Mapping[str, ServingReport]
 _MAX_INTERVALS = 600
 # What the last digits of sums of seconds may add.
 _ROUNDING = 1e-9
-_TIME_S = Column(title="time (s)", name="time_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,18 +82,34 @@ _TRACKS = (
 
 def timeline(reports: Reports) -> Section:
     """Return a run second by second, or several in common intervals, a line for each."""
-    width_s = _interval_s(list(reports.values()))
-    end_s = max(_end_s(report) for report in reports.values())
+    # Intervals that all runs can be drawn in are a multiple of the widest.
+    widest_s = max(_width_s(report) for report in reports.values())
+    end_s = max(float(r.series.start_s[-1]) + _width_s(r) for r in reports.values())
+    most = _MAX_INTERVALS // len(reports)
+    width_s = widest_s * max(ceil(end_s / (widest_s * most) - _ROUNDING), 1)
     edges = np.arange(0.0, end_s + width_s, width_s)
     tracks = [track for track in _TRACKS if not track.is_left_out(reports)]
     if len(reports) > 1:
-        charts = [chart for track in tracks for chart in _draw_runs(track, reports, edges)]
-        what = "All replicas together."
-        more = " A curve ends with its run."
+        what, more = "All replicas together.", " A curve ends with its run."
+        colors = dict(zip(reports, SERIES, strict=False))
+        # A chart for each line of a track, with all runs in it.
+        charts = [
+            _draw(
+                track,
+                f"{line} {track.title}".strip(),
+                [(label, report, column, colors[label]) for label, report in reports.items()],
+                edges,
+            )
+            for track in tracks
+            for line, column, _ in track.lines
+        ]
     else:
         (report,) = reports.values()
-        charts = [_draw_run(track, report, edges) for track in tracks]
         what, more = f"At {describe_load(report)}.", ""
+        charts = []
+        for track in tracks:
+            lines = [(label, report, column, color) for label, column, color in track.lines]
+            charts.append(_draw(track, track.title, lines, edges))
     intro = (
         f"{what} Every step of a curve is {format_number(width_s)} s: sums of what happened in it,"
         f" means of what stood. Requests and blocks are those of all replicas.{more}"
@@ -102,62 +117,25 @@ def timeline(reports: Reports) -> Section:
     return Section(title="Over time", intro=intro, pictures=charts)
 
 
-def _draw_run(track: _Track, report: ServingReport, edges: Floats) -> Chart:
-    """Return the lines of a track of one run."""
-    curves = [
-        _curve(track, label, report, column, color, edges) for label, column, color in track.lines
-    ]
-    return _draw(track, track.title, curves)
-
-
-def _draw_runs(track: _Track, reports: Reports, edges: Floats) -> list[Chart]:
-    """Return a chart for each line of a track, with all runs in it."""
-    colors = dict(zip(reports, SERIES, strict=False))
-    return [
-        _draw(
-            track,
-            f"{line} {track.title}".strip(),
-            [
-                _curve(track, label, report, column, colors[label], edges)
-                for label, report in reports.items()
-            ],
-        )
-        for line, column, _ in track.lines
-    ]
-
-
-def _draw(track: _Track, title: str, curves: Sequence[Curve]) -> Chart:
-    plot = Plot(title=title, height=120)
+def _draw(
+    track: _Track, title: str, lines: Iterable[tuple[str, ServingReport, str, str]], edges: Floats
+) -> Chart:
+    """Return a chart of lines: their names, runs, columns and colours."""
+    curves, per_s = [], float(edges[1] - edges[0]) if track.is_rate else 1.0
+    for label, report, column, color in lines:
+        values = resample(report, column, edges) / per_s
+        # A curve ends with its run; the last interval is drawn to its end.
+        kept = values[np.isfinite(values)].tolist()
+        x = edges[: len(kept) + 1].tolist()
+        curves.append(Curve(label=label, x=x, y=[*kept, kept[-1]], color=color))
+    time_s = Column(title="time (s)", name="time_s")
     value = Column(title=title, name="value", unit=track.unit)
-    return draw_curves(plot, curves, x=_TIME_S, y=value, is_step=True)
-
-
-def _curve(
-    track: _Track, label: str, report: ServingReport, column: str, color: str, edges: Floats
-) -> Curve:
-    width_s = float(edges[1] - edges[0])
-    values = resample(report, column, edges) / (width_s if track.is_rate else 1.0)
-    # A curve ends with its run; the last interval is drawn to its end.
-    kept = values[np.isfinite(values)]
-    x = edges[: len(kept) + 1].tolist()
-    return Curve(label=label, x=x, y=[*kept.tolist(), float(kept[-1])], color=color)
-
-
-def _interval_s(reports: Sequence[ServingReport]) -> float:
-    """Return the width of intervals that all runs can be drawn in: a multiple of the widest's."""
-    widest_s = max(_width_s(report) for report in reports)
-    longest_s = max(_end_s(report) for report in reports)
-    most = _MAX_INTERVALS // len(reports)
-    return widest_s * max(ceil(longest_s / (widest_s * most) - _ROUNDING), 1)
+    return draw_curves(Plot(title=title, height=120), curves, x=time_s, y=value, is_step=True)
 
 
 def _width_s(report: ServingReport) -> float:
     starts = report.series.start_s
     return float(starts[1] - starts[0]) if len(starts) > 1 else 1.0
-
-
-def _end_s(report: ServingReport) -> float:
-    return float(report.series.start_s[-1]) + _width_s(report)
 
 
 def resample(report: ServingReport, column: str, edges: Floats) -> Floats:
@@ -204,23 +182,20 @@ def waterfall(report: ServingReport) -> list[Section]:
     num_all = len(report.requests.arrival_s)
     plot = Plot(
         title="Single requests",
-        table=Table(columns=columns, rows=rows),
-        x="start",
-        y="request",
-        by="does",
         colors=_COLORS,
         caption=f"Of {num_all:,} requests those that took longest, and as many spread over the"
         " others, in the order they arrived: on its way to the engine or between pools, waiting,"
         " computing the prompt, answering.",
         is_near=True,
     )
-    return [Section(title="Single requests", pictures=[plot.spans("end")])]
+    chart = draw_spans(plot, Table(columns=columns, rows=rows))
+    return [Section(title=plot.title, pictures=[chart])]
 
 
 def _choose(report: ServingReport) -> NDArray[np.int64]:
     """Return places of requests by arrival: half took longest, half are spread over the others."""
-    took_s = _column(report, "finished_s") - _column(report, "arrival_s")
-    finished = np.flatnonzero(_column(report, "finished_s") >= 0)
+    end_s, start_s = np.asarray(report.requests.finished_s), np.asarray(report.requests.arrival_s)
+    took_s, finished = end_s - start_s, np.flatnonzero(end_s >= 0)
     by_time = finished[np.argsort(-took_s[finished], kind="stable")]
     slowest, others = by_time[: _SHOWN // 2], np.sort(by_time[_SHOWN // 2 :])
     spread = np.linspace(0, len(others) - 1, min(_SHOWN // 2, len(others)))
@@ -248,7 +223,3 @@ def _spans(report: ServingReport, place: int) -> Iterator[tuple[str, str, float,
     for name, start, end in parts:
         if end > start >= 0:
             yield f"request {place + 1}", name, start, end, int(prompt), int(answer)
-
-
-def _column(report: ServingReport, name: str) -> Floats:
-    return np.asarray(getattr(report.requests, name), dtype=np.float64)

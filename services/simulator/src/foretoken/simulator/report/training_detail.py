@@ -1,6 +1,7 @@
 """Sections about one training step or several: pipeline, where the time goes, memory, parts."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from foretoken.domain.results.training_report import StageMemory, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import Plot
-from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
+from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts, draw_spans
 from foretoken.page.section import Section
 from foretoken.simulator.report.memory_sections import (
     device_rules,
@@ -71,7 +72,9 @@ def pipeline(reports: Reports) -> Section:
     )
     title, intro = "What each stage does", ""
     if len(reports) > 1:
-        spans = {label: _critical(found) for label, found in spans.items()}
+        for label, found in spans.items():
+            waiting = {stage: of["waiting"] for stage, of in measure_streams(found).items()}
+            spans[label] = found.pick(found.stage == min(waiting, key=waiting.__getitem__))
         title, intro = "The critical stages", "The stage that waits least, of every run."
     else:
         (num,) = (report.num_micro_batches for report in reports.values())
@@ -83,12 +86,6 @@ def pipeline(reports: Reports) -> Section:
         )
     drawn = {label: found.pick(np.arange(len(found.kind)) < most) for label, found in spans.items()}
     return Section(title="Pipeline", intro=intro, pictures=[span_chart(title, drawn, caption)])
-
-
-def _critical(spans: SpanArrays) -> SpanArrays:
-    """Return the spans of the stage that waits least."""
-    streams = measure_streams(spans)
-    return spans.pick(spans.stage == min(streams, key=lambda stage: streams[stage]["waiting"]))
 
 
 def _named(label: str, *words: str) -> str:
@@ -120,16 +117,8 @@ def span_chart(title: str, spans: Mapping[str, SpanArrays], caption: str) -> Cha
         batches = [batch if batch >= 0 else None for batch in some.micro_batch.tolist()]
         times = (some.start_ms.tolist(), some.end_ms.tolist())
         rows += zip(named, *times, kinds, batches, some.chunk.tolist(), strict=True)
-    plot = Plot(
-        title=title,
-        table=Table(columns=columns, rows=rows),
-        x="start_ms",
-        y="row",
-        by="kind",
-        colors=OF_STREAM,
-        caption=caption,
-    )
-    return plot.spans("end_ms")
+    plot = Plot(title=title, caption=caption, colors=OF_STREAM)
+    return draw_spans(plot, Table(columns=columns, rows=rows))
 
 
 def time(reports: Reports) -> Section:
@@ -140,7 +129,13 @@ def time(reports: Reports) -> Section:
         " stages."
     )
     groups = {label: report.step_time_ms_by_group for label, report in reports.items()}
-    pictures = [_intervals(reports)] if len(reports) > 1 else []
+    pictures = []
+    if len(reports) > 1:
+        bounds = ("step_time_low_ms", "step_time_ms", "step_time_high_ms")
+        of_bounds = attrgetter(*bounds)
+        steps = {label: of_bounds(report) for label, report in reports.items()}
+        plot = Plot(title="Step time with its interval", caption=BOUNDS_CAPTION)
+        pictures.append(draw_intervals(plot, steps, Column.of(METRICS["step_time_ms"])))
     pictures.append(groups_chart("Critical stage, one step", groups, _TIME_MS, caption))
     spans = {label: span_arrays(report.spans) for label, report in reports.items()}
     if any(len(found.kind) for found in spans.values()):
@@ -155,15 +150,6 @@ def time(reports: Reports) -> Section:
     if shares:
         pictures.append(provenance_chart(shares))
     return Section(title="Where the time goes", pictures=pictures)
-
-
-def _intervals(reports: Reports) -> Chart:
-    steps = {
-        label: (report.step_time_low_ms, report.step_time_ms, report.step_time_high_ms)
-        for label, report in reports.items()
-    }
-    plot = Plot(title="Step time with its interval", caption=BOUNDS_CAPTION)
-    return draw_intervals(plot, steps, Column.of(METRICS["step_time_ms"]))
 
 
 def _streams(spans: Mapping[str, SpanArrays]) -> Chart:
@@ -288,16 +274,12 @@ def components(report: TrainingReport) -> Section:
     """Return the parts of a step that measured steps are compared by, a column per stage."""
     stages = sorted({item.stage for item in report.components})
     shown = pick_stages(stages, _MAX_COLUMNS)
-    times = {(item.name, item.stage): item for item in report.components}
-    names = list(dict.fromkeys(item.name for item in report.components))
     rows = []
-    for name in names:
-        calls = {times[name, stage].num_calls for stage in stages if (name, stage) in times}
+    for name in dict.fromkeys(item.name for item in report.components):
+        found = {item.stage: item for item in report.components if item.name == name}
+        calls = {item.num_calls for item in found.values()}
         span = f"{min(calls)} to {max(calls)}" if len(calls) > 1 else str(*calls)
-        cells = [
-            format_number(times[name, stage].time_ms) if (name, stage) in times else "-"
-            for stage in shown
-        ]
+        cells = (format_number(found[at].time_ms) if at in found else "-" for at in shown)
         rows.append([name, span, *cells])
     cut = f" Shown are {len(shown)} of {len(stages)} stages." if len(shown) < len(stages) else ""
     return Section(

@@ -36,14 +36,15 @@ _RATES = ((0.5, "failures half as often"), (1.0, "as said"), (2.0, "twice as oft
 NEW_STEPS = "new steps"
 # A run by itself has no name.
 _THE_RUN = "the run"
-# What the expected days are spent on.
-COLORS = {
-    NEW_STEPS: BLUE,
-    "waiting for checkpoints": ORANGE,
-    "steps done again": VERMILION,
-    "restarts": PURPLE,
-    "waiting for other sites": GREY,
+# What the expected days are spent on: the share of them, and the colour.
+_USES = {
+    NEW_STEPS: ("goodput_ratio", BLUE),
+    "waiting for checkpoints": ("checkpoint_ratio", ORANGE),
+    "steps done again": ("repeated_ratio", VERMILION),
+    "restarts": ("restart_ratio", PURPLE),
+    "waiting for other sites": ("sites_ratio", GREY),
 }
+_COLORS = {name: color for name, (_, color) in _USES.items()}
 
 
 def training_run_sections(report: TrainingRunReport) -> list[Section]:
@@ -117,27 +118,16 @@ def _facts(report: TrainingRunReport, request: TrainingRunRequest) -> list[Value
     return facts
 
 
-def days_by_use(report: TrainingRunReport) -> dict[str, float]:
-    """Return the expected days by what they are spent on, with what takes some."""
-    ratios = dict(
-        zip(
-            COLORS,
-            (
-                report.goodput_ratio,
-                report.checkpoint_ratio,
-                report.repeated_ratio,
-                report.restart_ratio,
-                report.sites_ratio,
-            ),
-            strict=True,
-        )
-    )
-    return {name: ratio * report.days for name, ratio in ratios.items() if ratio > 0}
-
-
 def _days(reports: Mapping[str, TrainingRunReport]) -> Section:
     """Return the days of runs by what they are spent on, all of them and those that are lost."""
-    days = {label: days_by_use(report) for label, report in reports.items()}
+    days = {
+        label: {
+            name: ratio * report.days
+            for name, (share, _) in _USES.items()
+            if (ratio := getattr(report, share)) > 0
+        }
+        for label, report in reports.items()
+    }
     lost = {
         label: {name: value for name, value in of_run.items() if name != NEW_STEPS}
         for label, of_run in days.items()
@@ -149,11 +139,11 @@ def _days(reports: Mapping[str, TrainingRunReport]) -> Section:
         plot = Plot(title="Expected days with their interval", caption=BOUNDS_CAPTION)
         charts.append(draw_intervals(plot, bounds, Column.of(METRICS["days"])))
     caption = "The expected days by what they are spent on."
-    plot = Plot(title="The expected days", caption=caption, colors=COLORS)
+    plot = Plot(title="The expected days", caption=caption, colors=_COLORS)
     charts.append(draw_parts(plot, days, unit))
     if any(lost.values()):
         caption = "The same without the steps that count."
-        plot = Plot(title="What is lost", caption=caption, colors=COLORS)
+        plot = Plot(title="What is lost", caption=caption, colors=_COLORS)
         charts.append(draw_parts(plot, lost, unit))
     rows = [
         (*([label] if len(reports) > 1 else []), name, format_number(value), f"{value / all_:.2%}")
@@ -220,9 +210,12 @@ def _goodput(model: FailureModel, report: TrainingRunReport, interval_s: float) 
 def _sizes(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
     target = request.target_days
     rules = [Rule("y", target, f"{target:g} days")] if target else []
+    fewest = f"{report.target_devices:,} devices are the fewest that are done in {target:g} days"
+    none = f"No number of devices is done in {target:g} days with this batch."
+    found = f"{fewest}, in the mean." if report.target_devices else none
     return Section(
         title="More or fewer devices",
-        intro=_describe_target(report, request),
+        intro=found if target else "",
         pictures=_size_charts({_THE_RUN: report}, rules),
         table=_size_table(report, request),
     )
@@ -253,15 +246,6 @@ def _size_charts(
             y = Column(title=name.upper() if name == "usd" else name)
             charts.append(draw_curves(plot, curves, x=Column(title="devices"), y=y))
     return charts
-
-
-def _describe_target(report: TrainingRunReport, request: TrainingRunRequest) -> str:
-    if not request.target_days:
-        return ""
-    if not report.target_devices:
-        return f"No number of devices is done in {request.target_days:g} days with this batch."
-    fewest = f"{report.target_devices:,} devices are the fewest that are done in"
-    return f"{fewest} {request.target_days:g} days, in the mean."
 
 
 def _size_table(report: TrainingRunReport, request: TrainingRunRequest) -> Table:

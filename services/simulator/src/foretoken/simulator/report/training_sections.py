@@ -47,11 +47,11 @@ def _overview(report: TrainingReport) -> Section:
         title="Training step",
         warning=warning,
         intro=intro,
-        facts=(*_time_facts(report), *_use_facts(report)),
+        facts=_facts(report),
     )
 
 
-def _time_facts(report: TrainingReport) -> list[Value]:
+def _facts(report: TrainingReport) -> list[Value]:
     scale, unit = step_unit(report.step_time_ms)
 
     def fact(name: str, time_ms: float, note: str) -> Value:
@@ -59,7 +59,7 @@ def _time_facts(report: TrainingReport) -> list[Value]:
 
     low, high = report.step_time_low_ms / scale, report.step_time_high_ms / scale
     facts = [fact("step_time_ms", report.step_time_ms, describe_interval(low, high, unit))]
-    if is_calibrated(report):
+    if report.step_time_raw_ms not in (0, report.step_time_ms):
         change = f"calibration: {report.step_time_ms / report.step_time_raw_ms - 1:+.1%}"
         facts.append(fact("step_time_raw_ms", report.step_time_raw_ms, change))
     spread = report.step_spread_ms
@@ -67,13 +67,9 @@ def _time_facts(report: TrainingReport) -> list[Value]:
         half, most = (format_number(time_ms / scale) for time_ms in (spread.p50, spread.p90))
         note = f"half {half} {unit}, nine of ten {most} {unit}"
         facts.append(fact("step_spread_ms.p99", spread.p99, note))
-    return facts
-
-
-def _use_facts(report: TrainingReport) -> list[Value]:
     exposed = sum(report.exposed_ms_by_axis.values())
     whole = sum(report.communication_ms_by_axis.values())
-    return [
+    facts += [
         Value.of(
             "tokens_per_s",
             report,
@@ -89,8 +85,4 @@ def _use_facts(report: TrainingReport) -> list[Value]:
             " on the critical stage",
         ),
     ]
-
-
-def is_calibrated(report: TrainingReport) -> bool:
-    """Tell whether the step differs from the simulation without calibration."""
-    return report.step_time_raw_ms > 0 and report.step_time_raw_ms != report.step_time_ms
+    return facts
