@@ -2,11 +2,10 @@
 
 import json
 import re
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
 
-from foretoken.page.block import Chart, Picture
+from foretoken.page.block import Chart
 from foretoken.page.html import asset
 
 
@@ -66,12 +65,6 @@ def charts_of(page: str) -> dict[str, dict[str, Any]]:
     found = re.findall(r'<script type="application/json">(.*?)</script>', page, flags=re.DOTALL)
     blocks = [json.loads(text) for text in found]
     return {block["title"]: block for block in blocks if block["kind"] == "chart"}
-
-
-def drawn(pictures: Sequence[Chart | Picture]) -> list[Chart]:
-    """Return the pictures of a section, all of which are charts."""
-    assert all(isinstance(picture, Chart) for picture in pictures)
-    return [picture for picture in pictures if isinstance(picture, Chart)]
 
 
 def marked(chart: Chart) -> list[str]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from cluster_records import SCENARIO, build_record
-from page_structure import drawn
 
 from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.results.report import (
@@ -77,7 +76,7 @@ def test_a_column_of_the_table_is_a_pool(sections: list[Section]) -> None:
 
 def test_replicas_that_failed_or_came_later_are_drawn_over_time(sections: list[Section]) -> None:
     """Three rows and the states they were in."""
-    (chart,) = drawn(_section(sections, "Replicas").pictures)
+    (chart,) = _section(sections, "Replicas").pictures
     assert {"first 0", "rest 1", "rest 2"} == set(chart.table.values("replica"))
     assert {"starting", "running", "restarting"} == set(chart.table.values("state"))
 

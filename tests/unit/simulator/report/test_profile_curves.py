@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from page_structure import drawn
 
 from foretoken.domain.measurements.estimate import (
     LatencyColumns,
@@ -144,7 +143,7 @@ def test_a_page_has_a_section_for_each_operator() -> None:
     ]
     page = render_profile("profile", _fitted())
     assert "8 x 1 node, bf16" in page
-    (chart,) = [chart for chart in drawn(sections[0].pictures) if chart.title == "8 x 1 node, bf16"]
+    (chart,) = [chart for chart in sections[0].pictures if chart.title == "8 x 1 node, bf16"]
     assert {"fitted", "measured"} == set(chart.table.values("label"))
     fitted = [row for row in chart.table.rows if row[0] == "fitted"]
     assert all(low < rate < high for _, _, rate, low, high in fitted)
@@ -153,7 +152,7 @@ def test_a_page_has_a_section_for_each_operator() -> None:
 def test_products_of_several_shapes_are_drawn_over_their_work_too() -> None:
     rows = rows_to_table([_gemm(64, width, 1.0) for width in (256, 512)])
     (section,) = profile_sections(fit_curves(read_curves(rows), _TenPercentSlower()))
-    together, *curves = drawn(section.pictures)
+    together, *curves = section.pictures
     assert len(curves) == 2
     assert "FLOP of a call" == together.table.column("flop").title
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from page_structure import drawn
 from training_examples import build_training
 
 from foretoken.domain.results.training_report import TrafficColumns, TrainingReport
@@ -53,7 +52,7 @@ def test_the_table_counts_bytes_by_axis(section: Section) -> None:
 
 
 def test_the_section_draws_all_and_each_axis(section: Section) -> None:
-    whole, tp, pp = drawn(section.pictures)
+    whole, tp, pp = section.pictures
     assert "4 neighbours share a cell" in whole.caption
     assert "What 4 devices together send in one step" == whole.title
     assert [(0, 0, 8.0), (0, 4, 1.0), (4, 0, 3.0)] == list(whole.table.rows)
@@ -65,7 +64,7 @@ def test_one_axis_is_drawn_once() -> None:
     one = TrafficColumns(axis=("dp",), source=(0,), target=(1,), num_devices=(1,), bytes=(5.0,))
     found = traffic_section(replace(build_training(), num_devices=2, traffic=one))
     assert found is not None
-    (chart,) = drawn(found.pictures)
+    (chart,) = found.pictures
     assert "What each device sends in one step" == chart.title
 
 

@@ -24,14 +24,14 @@ def test_each_reason_has_its_nearest_and_latencies_come_before_what_never_ran() 
         _row("impossible", "layout", tp=3),
     ]
     found = find_closest(rows)
-    assert ["less slow", "fewer", "largest"] == [closest.name for closest in found]
-    assert ["why less slow", "why fewer", "why largest"] == [closest.reason for closest in found]
-    assert all(closest.remedy for closest in found)
+    assert ["less slow", "fewer", "largest"] == [closest["name"] for closest in found]
+    assert ["why less slow", "why fewer", "why largest"] == [closest["reason"] for closest in found]
+    assert all(closest["remedy"] for closest in found)
 
 
 def test_a_reason_that_is_not_known_is_told_without_a_remedy() -> None:
     (found,) = find_closest([_row("odd", "moonphase")])
-    assert ("odd", "moonphase", "") == (found.name, found.verdict, found.remedy)
+    assert ("odd", "moonphase", "") == (found["name"], found["verdict"], found["remedy"])
 
 
 def test_what_qualifies_is_not_close() -> None:

@@ -21,7 +21,7 @@ from foretoken.simulator.report.search_candidates import (
     describe_batch,
     describe_replicas,
     missed_outcomes,
-    qualified_rows,
+    ranked_rows,
     steady_figures,
 )
 
@@ -184,7 +184,7 @@ def test_replicas_and_batches_name_prefill_first() -> None:
 def test_equal_ranks_are_marked_as_ties_and_come_in_order() -> None:
     columns = CandidateColumns(name=("a", "b", "c", "d"), rank=(3, 0, 1, 1))
     assert [("c", "=1"), ("d", "=1"), ("a", "3")] == [
-        (row["name"], row["place"]) for row in qualified_rows(columns)
+        (row["name"], row["place"]) for row in ranked_rows(candidate_rows(columns))
     ]
 
 
@@ -198,7 +198,7 @@ def test_of_each_layout_the_best_is_kept() -> None:
         batch_size=(96, 64, 96, 96),
         prefill_tp=(0, 0, 0, 8),
     )
-    found = best_of_layouts(qualified_rows(columns))
+    found = best_of_layouts(ranked_rows(candidate_rows(columns)))
     assert ["a", "c", "d"] == [row["name"] for row in found]
 
 

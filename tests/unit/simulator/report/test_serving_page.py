@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from page_structure import drawn, marked, without_scripts
+from page_structure import marked, without_scripts
 from serving_records import MS, TinyRequest, TinyRules, run_tiny_engines
 
 from foretoken.domain import schema
@@ -133,7 +133,7 @@ def test_objectives_are_drawn_where_they_are() -> None:
     """Of requests without a class: time to first token and time per output token."""
     section = distributions({"20": _build(20)}, ["#000000"])
     assert ["TTFT, distribution", "TPOT, distribution"] == [
-        chart.title for chart in drawn(section.pictures) if marked(chart) == ["SLO"]
+        chart.title for chart in section.pictures if marked(chart) == ["SLO"]
     ]
 
 
@@ -147,7 +147,7 @@ def test_a_long_series_is_drawn_in_fewer_steps_of_the_same_area() -> None:
     )
     section = timeline({"": replace(report, series=series)})
     assert "Every step of a curve is 3 s" in section.intro
-    requests, *_ = drawn(section.pictures)
+    requests, *_ = section.pictures
     # Of two curves, with the end of the last interval.
     assert 2 * (num / 3 + 1) == len(requests.table.rows)
     assert {1.0} == set(requests.table.values("value"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from page_structure import drawn, without_scripts
+from page_structure import without_scripts
 from training_examples import build_training, span_columns
 
 from foretoken.domain.results.report import Feasibility
@@ -100,7 +100,7 @@ def test_components_have_a_column_for_each_stage(sections: Mapping[str, Section]
 
 
 def _spans(report: TrainingReport) -> Chart:
-    (chart,) = drawn(training_detail.pipeline({"": report}).pictures)
+    (chart,) = training_detail.pipeline({"": report}).pictures
     return chart
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from page_structure import charts_of, check_self_contained, drawn, parse_page, without_scripts
+from page_structure import charts_of, check_self_contained, parse_page, without_scripts
 from training_search_reports import build_placed_search, build_training_search
 
 from foretoken.domain.metrics.number_text import describe_step
@@ -16,27 +16,27 @@ from foretoken.domain.requests.training_search import (
     TrainingSearchReport,
 )
 from foretoken.domain.results.training_report import TrainingReport
+from foretoken.simulator.report.fronts import training_fronts_section
 from foretoken.simulator.report.page import render_page, training_search_sections
-from foretoken.simulator.report.training_search_fronts import fronts_section
+from foretoken.simulator.report.search_candidates import ranked_rows
 from foretoken.simulator.report.training_search_rows import (
-    WholeRun,
     best_by_objective,
     best_of_layouts,
+    best_table,
     closed_form_error,
     describe_choices,
     describe_devices,
     describe_search,
     describe_verdict,
+    figure_bounds,
     find_best,
-    make_whole_run,
     other_ties,
-    ranked_rows,
     report_rows,
     split_step,
     strategies_per_s,
-    throughput_bounds,
+    strategy_rows,
 )
-from foretoken.simulator.report.training_search_space import Stage, maps_section, placed_stages
+from foretoken.simulator.report.training_search_space import maps_section, placed_stages
 
 _HOSTILE = ' <b>&"$x$'
 
@@ -192,8 +192,8 @@ def test_bounds_of_throughput_come_from_those_of_the_step() -> None:
         "step_time_low_ms": 25.0,
         "step_time_high_ms": 100.0,
     }
-    assert throughput_bounds(row) == (500.0, 2000.0)
-    assert throughput_bounds(row | {"step_time_low_ms": 0.0}) == (1000.0, 1000.0)
+    assert figure_bounds(row) == (500.0, 2000.0)
+    assert figure_bounds(row | {"step_time_low_ms": 0.0}) == (1000.0, 1000.0)
 
 
 def test_the_closed_form_is_held_to_the_simulation() -> None:
@@ -205,7 +205,7 @@ def test_the_closed_form_is_held_to_the_simulation() -> None:
 
 def test_a_row_that_is_the_best_by_several_measures_is_there_once() -> None:
     columns = StrategyColumns(name=("a", "b"), rank=(1, 2), usd_per_step=(0.0, 1.0))
-    rows = ranked_rows(columns)
+    rows = ranked_rows(strategy_rows(columns))
     best = {"throughput_per_gpu": "a", "step_time": "a", "cost": "b", "memory_headroom": "lost"}
     found = best_by_objective(TrainingSearchReport(best=best), rows)
     assert [("tokens/s per GPU, shortest step", "a"), ("least cost per token", "b")] == [
@@ -215,9 +215,9 @@ def test_a_row_that_is_the_best_by_several_measures_is_there_once() -> None:
 
 def test_what_has_no_rank_is_left_out_and_the_others_are_in_order() -> None:
     columns = StrategyColumns(name=("a", "b", "c", "d"), rank=(0, 1, 1, 3))
-    found = ranked_rows(replace(columns, name=("a", "b", "c", "d"), rank=(0, 3, 1, 1)))
+    found = ranked_rows(strategy_rows(replace(columns, rank=(0, 3, 1, 1))))
     assert [("c", 1), ("d", 1), ("b", 3)] == [(row["name"], row["rank"]) for row in found]
-    assert ["b", "c", "d"] == [row["name"] for row in ranked_rows(columns)]
+    assert ["b", "c", "d"] == [row["name"] for row in ranked_rows(strategy_rows(columns))]
 
 
 def test_the_best_is_what_the_simulation_says() -> None:
@@ -260,11 +260,13 @@ def test_of_each_layout_the_best_is_kept() -> None:
         recompute=("none", "full", "none", "none"),
         placement=("", "", "", "a30,a30"),
     )
-    assert ["a", "c", "d"] == [row["name"] for row in best_of_layouts(ranked_rows(columns))]
+    assert ["a", "c", "d"] == [
+        row["name"] for row in best_of_layouts(ranked_rows(strategy_rows(columns)))
+    ]
 
 
 def test_choices_are_told_where_there_are_any() -> None:
-    (row,) = ranked_rows(
+    (row,) = strategy_rows(
         StrategyColumns(
             name=("a",),
             rank=(1,),
@@ -290,9 +292,14 @@ def test_choices_are_told_where_there_are_any() -> None:
 
 
 def test_a_whole_run_is_of_whole_steps() -> None:
-    row = {"global_batch_size": 10, "step_time_ms": 86_400.0, "usd_per_step": 0.5}
-    assert WholeRun(num_steps=3, days=0.003, usd=1.5) == make_whole_run(row, 2001.0, 100)
-    page = render_page("run", training_search_sections(build_training_search(), 2.0e9))
+    report = build_training_search()
+    of_step = {"global_batch_size": 10, "step_time_ms": 86_400.0, "usd_per_step": 0.5}
+    rows = [{**row, **of_step} for row in report_rows(report)]
+    # Two steps of ten samples of 4,096 tokens, and one begun.
+    table = best_table(report, rows, 2.0 * 10 * 4096 + 1)
+    figures = [table.values(name) for name in ("num_steps", "days", "usd")]
+    assert {(3, 0.003, 1.5)} == set(zip(*figures, strict=True))
+    page = render_page("run", training_search_sections(report, 2.0e9))
     text = parse_page(page).text
     # 2e9 / (64 * 4096) and one begun.
     assert "7,630" in text
@@ -313,7 +320,7 @@ def test_colours_tell_clusters_apart_while_they_are_few() -> None:
             tokens_per_s_per_gpu=[1000.0] * num_clusters,
         )
         rows = report_rows(TrainingSearchReport(candidates=columns))
-        (chart,) = drawn(fronts_section(rows, num_clusters).pictures)
+        (chart,) = training_fronts_section(rows, num_clusters).pictures
         return sorted(set(chart.table.values("group")))
 
     assert legend(2, 1) == ["16 d0", "8 d0"]
@@ -334,7 +341,7 @@ def test_devices_of_a_placement_are_counted_in_nodes() -> None:
         placement=("", "2 x a30,1 x a100"),
     )
     expected = ["1,024 a30", "24 devices in nodes: 2 a30 + 1 a100"]
-    assert expected == [describe_devices(row) for row in ranked_rows(columns)]
+    assert expected == [describe_devices(row) for row in ranked_rows(strategy_rows(columns))]
 
 
 def test_strategies_are_counted_by_the_second_of_the_closed_form() -> None:
@@ -360,8 +367,7 @@ def test_a_search_is_named_by_model_and_cluster() -> None:
 def test_placed_stages_are_as_wide_as_their_layers(
     placement: str, layers: str, stages: list[tuple[str, int]]
 ) -> None:
-    found: list[Stage] = placed_stages({"placement": placement, "stage_layers": layers})
-    assert stages == [(stage.kind, stage.width) for stage in found]
+    assert stages == placed_stages({"placement": placement, "stage_layers": layers})
 
 
 def test_boxes_have_the_best_of_what_fits_in_order() -> None:
@@ -373,7 +379,7 @@ def test_boxes_have_the_best_of_what_fits_in_order() -> None:
         replace(cell, row="2", column="2"),
         replace(cell, row="4", num_legal=0),
     )
-    (chart,) = drawn(maps_section(replace(build_training_search(), cells=cells)).pictures)
+    (chart,) = maps_section(replace(build_training_search(), cells=cells)).pictures
     assert [
         ("2", "2", None, 0, 3, ""),
         ("2", "10", 10.0, 1, 3, "by a"),

@@ -7,7 +7,7 @@ Numbers stay numbers in the unit of their column; how they are written follows f
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, Self
@@ -216,15 +216,6 @@ class Chart:
     thinned: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """An SVG element that no kind of chart draws, with a text that says what it shows."""
-
-    svg: str
-    caption: str
-    title: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Text:
     """A paragraph; what is between backticks is code. `alert` stands out, `code` stays as it is."""
@@ -242,7 +233,7 @@ class Section:
     open: bool = True
 
 
-Block = Figures | Table | Chart | Picture | Text | Section
+Block = Figures | Table | Chart | Text | Section
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -270,12 +261,13 @@ def to_json(block: Block | Page) -> dict[str, Any]:
         case Table():
             data = _table_to_json(block)
         case Figures():
-            data = {"values": [_value_to_json(value) for value in block.values]}
+            values = ((asdict(value), value) for value in block.values)
+            data = {
+                "values": [v | {"value": _plain(of.value), "text": of.text} for v, of in values]
+            }
         case Chart():
             spec = {"spec": block.spec, "thinned": list(block.thinned)}
             data = {"caption": block.caption, **spec, "table": to_json(block.table)}
-        case Picture():
-            data = {"caption": block.caption, "svg": block.svg}
         case Text():
             data = {"text": block.text, "tone": block.tone}
         case Section():
@@ -295,32 +287,11 @@ def _plain(cell: Scalar | Cell) -> Scalar:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _value_to_json(value: Value) -> dict[str, Any]:
-    return {
-        "name": value.name,
-        "label": value.label,
-        "value": _plain(value.value),
-        "unit": value.unit,
-        "text": value.text,
-        "low": value.low,
-        "high": value.high,
-        "note": value.note,
-    }
-
-
 def _table_to_json(table: Table) -> dict[str, Any]:
+    shown = ("name", "title", "unit", "better", "is_text")
     return {
         "caption": table.caption,
-        "columns": [
-            {
-                "name": column.name,
-                "title": column.title,
-                "unit": column.unit,
-                "better": column.better,
-                "is_text": column.is_text,
-            }
-            for column in table.columns
-        ],
+        "columns": [{name: getattr(column, name) for name in shown} for column in table.columns],
         "rows": [[_plain(cell) for cell in row] for row in table.rows],
         "tones": {
             f"{row},{place}": cell.tone

@@ -22,7 +22,6 @@ from foretoken.page.block import (
     Column,
     Figures,
     Page,
-    Picture,
     Scalar,
     Section,
     Table,
@@ -30,7 +29,6 @@ from foretoken.page.block import (
     to_json,
 )
 from foretoken.page.section import Section as UsualSection
-from foretoken.page.section import page_of
 
 # Rows of a longer table are data that the page shows by and by.
 MOST_ROWS = 200
@@ -79,8 +77,10 @@ def render(page: Page) -> str:
 
 
 def render_sections(title: str, subtitle: str, sections: Sequence[UsualSection]) -> str:
-    """Return the usual sections as one HTML file."""
-    return render(page_of(title, subtitle, sections))
+    """Return the usual sections as one HTML file, with what they are about at its top."""
+    about = [line for section in sections for line in section.about]
+    blocks = [section.as_block() for section in sections]
+    return render(Page(title=title, subtitle=subtitle, about=about, blocks=blocks))
 
 
 def render_main(page: Page) -> Markup:
@@ -104,29 +104,22 @@ def render_blocks(blocks: Sequence[Block], level: int = 2) -> Markup:
 def _block(block: Block, level: int) -> Markup:
     match block:
         case Section():
-            written = _section(block, level)
+            parts = _heading(block.title, level), render_blocks(block.blocks, level + 1)
+            folded = "<details>\n<summary>{}</summary>\n{}</details>\n"
+            tags = "<section>\n{}{}</section>\n" if block.open else folded
+            written = Markup(tags).format(*parts)  # noqa: S704
         case Figures():
             written = _figures(block)
         case Table():
             written = _table(block)
         case Chart():
             written = _chart(block, level)
-        case Picture():
-            written = _picture(block, level)
         case Text(tone="code"):
             written = Markup('<pre tabindex="0">{}</pre>\n').format(block.text)
         case Text():
             tone = Markup(' class="paragraph-alert"') if block.tone else Markup()
             written = Markup("<p{}>{}</p>\n").format(tone, _with_code(block.text))
     return written
-
-
-def _section(section: Section, level: int) -> Markup:
-    inner = render_blocks(section.blocks, level + 1)
-    heading = _heading(section.title, level)
-    if section.open:
-        return Markup("<section>\n{}{}</section>\n").format(heading, inner)
-    return Markup("<details>\n<summary>{}</summary>\n{}</details>\n").format(heading, inner)
 
 
 def _figures(figures: Figures) -> Markup:
@@ -150,17 +143,6 @@ def _chart(chart: Chart, level: int) -> Markup:
     )
     return Markup('{}<figure class="chart">\n{}{}{}{}</figure>\n').format(
         title, plot, text if chart.caption else Markup(), table, _data(chart)
-    )
-
-
-def _picture(picture: Picture, level: int) -> Markup:
-    title = _heading(picture.title, level) if picture.title else Markup()
-    caption = _with_code(picture.caption)
-    svg = Markup('<div role="img" aria-label="{}">{}</div>').format(
-        picture.caption or picture.title, _own(picture.svg)
-    )
-    return Markup("{}<figure>\n{}<figcaption>{}</figcaption>\n</figure>\n").format(
-        title, svg, caption
     )
 
 

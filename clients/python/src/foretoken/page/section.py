@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from foretoken.page import block
-from foretoken.page.block import Chart, Picture, Table, Text, Value
+from foretoken.page.block import Chart, Table, Text, Value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class Section:
     intro: str = ""
     warning: str = ""
     facts: Sequence[Value] = ()
-    pictures: Sequence[Chart | Picture] = ()
+    pictures: Sequence[Chart] = ()
     table: Table | None = None
     listing: str = ""
     about: Sequence[tuple[str, str]] = ()
@@ -42,13 +42,3 @@ class Section:
             yield self.table
         if self.listing:
             yield block.Section("In full", [Text(self.listing, "code")], open=False)
-
-
-def page_of(title: str, subtitle: str, sections: Sequence[Section]) -> block.Page:
-    """Return sections as a page, with what they are about at its top."""
-    return block.Page(
-        title=title,
-        subtitle=subtitle,
-        about=[line for section in sections for line in section.about],
-        blocks=[section.as_block() for section in sections],
-    )

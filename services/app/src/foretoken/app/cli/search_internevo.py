@@ -41,8 +41,8 @@ from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
     describe_search,
     report_rows,
+    ruled_out_table,
 )
-from foretoken.simulator.report.training_search_tables import ruled_out_table
 from foretoken.simulator.search.internevo.question import (
     SEQUENCE_LENGTH,
     InternEvoTerms,

@@ -17,7 +17,7 @@ from foretoken.simulator.report.search_candidates import (
     describe_near,
     describe_verdict,
     find_closest,
-    qualified_rows,
+    ranked_rows,
     ranking_columns,
 )
 from foretoken.simulator.report.search_finalists import finalist_columns
@@ -29,7 +29,7 @@ _MAX_TIES = 5
 
 def report_table(title: str, report: ServingSearchReport, num_shown: int) -> Table:
     """Return the best deployments, the finalists' simulations, the answers and the counts."""
-    ranked = qualified_rows(report.candidates)
+    ranked = ranked_rows(candidate_rows(report.candidates))
     parts: list[Table | str] = []
     if ranked:
         shown = best_of_layouts(ranked)[:num_shown]
@@ -50,8 +50,8 @@ def _nothing(title: str, report: ServingSearchReport) -> list[str]:
     """Return that nothing qualifies, what came closest, and what would help it."""
     lines = [f"{title}: no deployment of this space meets the targets"]
     for closest in find_closest(candidate_rows(report.candidates)):
-        help_line = f"; what helps: {closest.remedy}" if closest.remedy else ""
-        lines.append(f"closest, {closest.name}: {closest.reason}{help_line}")
+        help_line = f"; what helps: {closest['remedy']}" if closest["remedy"] else ""
+        lines.append(f"closest, {closest['name']}: {closest['reason']}{help_line}")
     return lines
 
 

@@ -12,22 +12,20 @@ from foretoken.domain.requests.training_search import StrategyFinalist, Training
 from foretoken.page.block import Column
 from foretoken.page.block import Table as PageTable
 from foretoken.simulator.report.search_candidates import Row
-from foretoken.simulator.report.training_search_finalists import FINALIST_COLUMNS
 from foretoken.simulator.report.training_search_rows import (
+    OF_CHANGES,
     TO_TELL_APART,
     best_of_layouts,
+    best_table,
     closed_form_error,
     describe_ties,
     list_tie_commands,
+    ranking_columns,
     report_rows,
+    ruled_out_table,
     strategies_per_s,
 )
-from foretoken.simulator.report.training_search_tables import (
-    OF_CHANGES,
-    best_table,
-    ranking_columns,
-    ruled_out_table,
-)
+from foretoken.simulator.report.training_search_sections import FINALIST_COLUMNS
 from foretoken.simulator.report.what_if import change_columns
 
 _THROUGHPUT = "tokens_per_s_per_gpu"

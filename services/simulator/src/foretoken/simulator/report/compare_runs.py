@@ -16,7 +16,7 @@ from foretoken.domain.requests.training_search import TrainingSearchReport
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport, KeptResult
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.simulator.report.search_candidates import Row, list_rows
+from foretoken.simulator.report.search_candidates import list_rows, ranked_rows
 
 # As many as there are colours that can be distinguished.
 MAX_RUNS = 6
@@ -74,11 +74,14 @@ def name_runs(results: Sequence[tuple[KeptResult, AnyReport]]) -> tuple[Compared
         words = _words(place, changes) or (
             titles[place] if len(set(titles)) == len(titles) else result.job_id
         )
-        if len(words) > _MAX_LETTERS:
-            words = words[: _MAX_LETTERS - 1] + "…"
-        letter = ascii_uppercase[place]
+        words, letter = shorten(words, _MAX_LETTERS), ascii_uppercase[place]
         runs.append(ComparedRun(letter=letter, words=words, result=result, report=report))
     return tuple(runs)
+
+
+def shorten(text: str, most: int) -> str:
+    """Return a text of so many letters at most."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def compare_figures(reports: Sequence[AnyReport]) -> tuple[Figure, ...]:
@@ -112,7 +115,8 @@ def _figures_of_best(
     reports: Sequence[ServingSearchReport | TrainingSearchReport],
 ) -> list[Figure]:
     """Return the figures of the candidate that each search ranks first; None where none does."""
-    rows = [_best_row(report) for report in reports]
+    ranked = (ranked_rows(list_rows(report.candidates, ("name",))) for report in reports)
+    rows = [next(iter(found), None) for found in ranked]
     first = next((row for row in rows if row is not None), None)
     if first is None:
         return []
@@ -124,11 +128,6 @@ def _figures_of_best(
         )
         for metric in shown_at("ranking", first)
     ]
-
-
-def _best_row(report: ServingSearchReport | TrainingSearchReport) -> Row | None:
-    ranked = [row for row in list_rows(report.candidates, ("name",)) if row["rank"] > 0]
-    return min(ranked, key=lambda row: row["rank"], default=None)
 
 
 def configuration_of(report: AnyReport) -> str:
@@ -207,13 +206,17 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _flatten(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
         if len(value) > _MAX_ENTRIES:
-            digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-            yield path, f"{len(value):,} entries, {digest[:_DIGEST]}"
+            yield path, _digest(value)
             return
         for place, item in enumerate(value):
             yield from _flatten(item, f"{path}.{place}")
     else:
         yield path, _describe(value)
+
+
+def _digest(value: list[Any]) -> str:
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return f"{len(value):,} entries, {digest[:_DIGEST]}"
 
 
 def _describe(value: Any) -> str:
@@ -222,16 +225,11 @@ def _describe(value: Any) -> str:
         return ABSENT
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, list) and len(value) <= _MAX_ENTRIES:
-        return ", ".join(_describe(item) for item in value)
     if isinstance(value, list):
-        digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
-        return f"{len(value):,} entries, {digest[:_DIGEST]}"
+        short = len(value) <= _MAX_ENTRIES
+        return ", ".join(map(_describe, value)) if short else _digest(value)
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
-
-# What may be impossible as a whole; of a search only its candidates may.
-_JUDGED = (TrainingReport, TrainingRunReport, ServingReport, CapacityReport)
 
 # What says how many tokens a training step has.
 _BATCH = frozenset(("global_batch_size", "global_batch_sizes", "sequence_length"))
@@ -240,9 +238,11 @@ _BATCH = frozenset(("global_batch_size", "global_batch_sizes", "sequence_length"
 def list_warnings(runs: Sequence[ComparedRun]) -> Iterator[str]:
     """Yield what makes a comparison void, in whole or in part, in sentences."""
     for run in runs:
-        report = run.report
-        if isinstance(report, _JUDGED) and not report.feasibility.is_feasible:
-            yield f"{run.letter} cannot run: {report.feasibility.reason}."
+        # Of a search only its candidates may be impossible.
+        if isinstance(run.report, ServingSearchReport | TrainingSearchReport):
+            continue
+        if not run.report.feasibility.is_feasible:
+            yield f"{run.letter} cannot run: {run.report.feasibility.reason}."
     versions = {run.report.model_version or "no trained model" for run in runs}
     if len(versions) > 1:
         words = ", ".join(
@@ -278,6 +278,13 @@ def list_remarks(runs: Sequence[ComparedRun]) -> Iterator[str]:
         )
 
 
+_BOUNDS = {
+    TrainingReport: ("step_time_low_ms", "step_time_high_ms"),
+    TrainingRunReport: ("days_low", "days_high"),
+    CapacityReport: ("low_rps", "high_rps"),
+}
+
+
 def _bounds(run: ComparedRun) -> tuple[float, float] | None:
     """Return the bounds of what a run is judged by, where it has any.
 
@@ -292,13 +299,8 @@ def _bounds(run: ComparedRun) -> tuple[float, float] | None:
         step = best.report
         tokens_in_step = step.tokens_per_s_per_gpu * step.step_time_ms
         return tokens_in_step / step.step_time_high_ms, tokens_in_step / step.step_time_low_ms
-    if isinstance(report, TrainingReport) and report.step_time_high_ms > 0:
-        return report.step_time_low_ms, report.step_time_high_ms
-    if isinstance(report, TrainingRunReport) and report.days_high > 0:
-        return report.days_low, report.days_high
-    if isinstance(report, CapacityReport) and report.high_rps > 0:
-        return report.low_rps, report.high_rps
-    return None
+    low, high = _BOUNDS.get(type(report), ("", ""))
+    return (getattr(report, low), getattr(report, high)) if high and getattr(report, high) else None
 
 
 def list_echoes(runs: Sequence[ComparedRun]) -> list[str]:

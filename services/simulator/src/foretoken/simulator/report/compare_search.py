@@ -9,17 +9,24 @@ from foretoken.domain.requests.search import Finalist, ServingSearchReport
 from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.page.block import Table
 from foretoken.page.section import Section
-from foretoken.simulator.report import search_fronts, training_search_fronts
-from foretoken.simulator.report.fronts import Front, front_charts, thin_rows
+from foretoken.simulator.report.fronts import (
+    SERVING_FRONTS,
+    TRAINING_FRONTS,
+    front_charts,
+    serving_looks,
+    thin_rows,
+    training_looks,
+)
 from foretoken.simulator.report.search_candidates import (
     Row,
     candidate_rows,
     describe_verdict,
     explain_names,
+    ranked_rows,
 )
 from foretoken.simulator.report.search_finalists import finalist_sections
-from foretoken.simulator.report.training_search_finalists import finalists_section
 from foretoken.simulator.report.training_search_rows import report_rows
+from foretoken.simulator.report.training_search_sections import finalists_section
 
 SearchReport = ServingSearchReport | TrainingSearchReport
 Reports = Mapping[str, SearchReport]
@@ -38,22 +45,18 @@ def search_charts(reports: Reports) -> list[Section]:
     training = {label: r for label, r in reports.items() if isinstance(r, TrainingSearchReport)}
     rows: Mapping[str, Sequence[Row]]
     if serving:
-        of_kind, make_looks = search_fronts.FRONTS, search_fronts.make_looks
+        of_kind, make_looks = SERVING_FRONTS, serving_looks
         throughput = "output_throughput_tps_per_gpu"
         rows = {label: candidate_rows(report.candidates) for label, report in serving.items()}
     else:
-        of_kind, make_looks = training_search_fronts.FRONTS, training_search_fronts.make_looks
+        of_kind, make_looks = TRAINING_FRONTS, training_looks
         throughput = "tokens_per_s_per_gpu"
         rows = name_alike({label: report_rows(report) for label, report in training.items()})
-    ranked = {
-        label: sorted((row for row in found if row["rank"] > 0), key=lambda row: row["rank"])
-        for label, found in rows.items()
-    }
-    drawn = [
-        {**row, _SEARCH: label}
-        for label, found in ranked.items()
-        for row in thin_rows(found, _names_on_fronts(found, of_kind), _MAX_POINTS)
-    ]
+    ranked = {label: ranked_rows(found) for label, found in rows.items()}
+    drawn = []
+    for label, found in ranked.items():
+        kept = {row["name"] for row in found if any(row[front.column] for front in of_kind)}
+        drawn += [{**row, _SEARCH: label} for row in thin_rows(found, kept, _MAX_POINTS)]
     looks = replace(
         make_looks(drawn),
         group=lambda row: str(row[_SEARCH]),
@@ -61,7 +64,7 @@ def search_charts(reports: Reports) -> list[Section]:
         is_line_by_group=True,
     )
     fronts = [replace(front, bounds=None) for front in of_kind]
-    return [
+    sections = [
         Section(
             title="Pareto fronts",
             intro="Every point is a candidate that qualifies, in the colour of its search; a line"
@@ -69,24 +72,30 @@ def search_charts(reports: Reports) -> list[Section]:
             pictures=front_charts(fronts, drawn, looks),
         ),
         _best(rows, ranked, throughput),
-        *_simulated(serving, training),
     ]
-
-
-def _names_on_fronts(rows: Sequence[Row], fronts: Sequence[Front]) -> set[str]:
-    return {row["name"] for row in rows if any(row[front.column] for front in fronts)}
+    deployments = [
+        (best, r.candidates) for label, r in serving.items() for best in _first(label, r.finalists)
+    ]
+    strategies = [best for label, r in training.items() for best in _first(label, r.finalists)]
+    if deployments:
+        sections += finalist_sections(deployments)
+    return [*sections, finalists_section(strategies)] if strategies else sections
 
 
 def _best(
     rows: Mapping[str, Sequence[Row]], ranked: Mapping[str, Sequence[Row]], throughput: str
 ) -> Section:
     """Return the best of every search, with their ranks and throughput in all of them."""
-    names = _best_names(ranked)
+    best = (row["name"] for found in ranked.values() for row in found[:_NUM_BEST])
+    names = list(dict.fromkeys(best))
     by_name = {label: {row["name"]: row for row in found} for label, found in rows.items()}
     table = []
     for name in names:
         found = [by_name[label].get(name) for label in rows]
-        ranks = [_describe_rank(row) for row in found]
+        ranks = [
+            (row["place"] or describe_verdict(row.get("verdict", "-"))) if row else "-"
+            for row in found
+        ]
         values = [
             METRICS[throughput].words(row) if row is not None and row["rank"] > 0 else "-"
             for row in found
@@ -109,32 +118,6 @@ def _best(
             headers=headers, rows=table, text_columns=tuple(range(1, len(letters) + 1))
         ),
     )
-
-
-def _best_names(ranked: Mapping[str, Sequence[Row]]) -> list[str]:
-    return list(dict.fromkeys(row["name"] for rows in ranked.values() for row in rows[:_NUM_BEST]))
-
-
-def _describe_rank(row: Row | None) -> str:
-    if row is None:
-        return "-"
-    return row["place"] or (describe_verdict(row["verdict"]) if "verdict" in row else "-")
-
-
-def _simulated(
-    serving: Mapping[str, ServingSearchReport], training: Mapping[str, TrainingSearchReport]
-) -> list[Section]:
-    """Return what simulations say of the best of every search, as pages of one search do."""
-    deployments = [
-        (best, report.candidates)
-        for label, report in serving.items()
-        for best in _first(label, report.finalists)
-    ]
-    strategies = [
-        best for label, report in training.items() for best in _first(label, report.finalists)
-    ]
-    sections = finalist_sections(deployments) if deployments else []
-    return [*sections, finalists_section(strategies)] if strategies else sections
 
 
 def _first(label: str, finalists: Sequence[_Finalist]) -> list[_Finalist]:

@@ -21,6 +21,7 @@ from foretoken.simulator.report.compare_runs import (
     list_echoes,
     list_remarks,
     list_warnings,
+    shorten,
 )
 from foretoken.simulator.report.compare_search import search_charts
 from foretoken.simulator.report.question import with_lines
@@ -34,7 +35,9 @@ _MAX_LETTERS = 80
 
 def compare_sections(runs: Sequence[ComparedRun]) -> list[Section]:
     """Return the runs, what differs in what was asked and in what came of it, and charts."""
-    sections = [_overview(runs), _changes(runs), _figures(runs), *_charts(runs)]
+    # All runs are of one kind.
+    charts = _CHARTS[type(runs[0].report)]({run.label: run.report for run in runs})
+    sections = [_overview(runs), _changes(runs), _figures(runs), *charts]
     return with_lines(sections, list_echoes(runs))
 
 
@@ -44,7 +47,9 @@ def _overview(runs: Sequence[ComparedRun]) -> Section:
         Column.words("run", "label"),
         Column.words("answer", "headline").part("result"),
         Column.words("of", "title").part("result"),
-        Column.words("at (UTC)", read=_created_at),
+        Column.words(
+            "at (UTC)", read=lambda run: run.result.created_at.partition(".")[0].replace("T", " ")
+        ),
         Column.words("predictor", read=lambda run: run.report.model_version or "no trained model"),
         Column.words("job", "job_id").part("result"),
     )
@@ -52,13 +57,12 @@ def _overview(runs: Sequence[ComparedRun]) -> Section:
     return Section(title="Runs", warning=" ".join(list_warnings(runs)), intro=intro, table=table)
 
 
-def _created_at(run: ComparedRun) -> str:
-    return run.result.created_at.partition(".")[0].replace("T", " ")
-
-
 def _changes(runs: Sequence[ComparedRun]) -> Section:
     changes = list_changes([configuration_of(run.report) for run in runs])
-    rows = [(change.path, *(_cut(value) for value in change.values)) for change in changes]
+    rows = [
+        (change.path, *(shorten(value, _MAX_LETTERS) for value in change.values))
+        for change in changes
+    ]
     headers = ("key", *(run.letter for run in runs))
     return Section(
         title="What differs in the configurations",
@@ -74,10 +78,6 @@ def _changes(runs: Sequence[ComparedRun]) -> Section:
     )
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_LETTERS else text[: _MAX_LETTERS - 1] + "…"
-
-
 # The charts of a kind of results, by the reports' labels.
 _CHARTS: Mapping[type, Callable[[Any], list[Section]]] = {
     TrainingReport: step_sections,
@@ -89,19 +89,10 @@ _CHARTS: Mapping[type, Callable[[Any], list[Section]]] = {
 }
 
 
-def _charts(runs: Sequence[ComparedRun]) -> list[Section]:
-    """Return the sections of a kind; all runs are of one."""
-    return _CHARTS[type(runs[0].report)]({run.label: run.report for run in runs})
-
-
 def _figures(runs: Sequence[ComparedRun]) -> Section:
     figures = compare_figures([run.report for run in runs])
     first, *others = runs
-    headers = (
-        "figure",
-        *(run.letter for run in runs),
-        *(f"{run.letter} / {first.letter}" for run in others),
-    )
+    ratios = (f"{run.letter} / {first.letter}" for run in others)
     # What differs most comes first, and what is the same last.
     ordered = sorted(figures, key=lambda figure: -_difference(figure))
     rows = [
@@ -115,7 +106,7 @@ def _figures(runs: Sequence[ComparedRun]) -> Section:
     return Section(
         title="Figures",
         intro="What differs most comes first.",
-        table=Table.listed(headers=headers, rows=rows),
+        table=Table.listed(("figure", *(run.letter for run in runs), *ratios), rows),
     )
 
 

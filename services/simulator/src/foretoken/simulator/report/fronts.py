@@ -1,11 +1,31 @@
 """Charts of the candidates of searches: two metrics against each other, and the best of both."""
 
+import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
+from foretoken.domain.requests.search import ServingSearchReport
+from foretoken.domain.units import MS_PER_S
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import GREY, SERIES, Plot, Rule
-from foretoken.simulator.report.search_candidates import Row, bound_columns
+from foretoken.page.section import Section
+from foretoken.simulator.report.search_candidates import (
+    Row,
+    best_of_layouts,
+    bound_columns,
+    candidate_rows,
+    describe_batch,
+    describe_replicas,
+    describe_verdict,
+)
+from foretoken.simulator.report.training_search_rows import best_of_layouts as best_strategies
+from foretoken.simulator.report.training_search_rows import (
+    describe_choices,
+    describe_devices,
+    figure_bounds,
+)
 
 RULED_OUT = "ruled out"
 # More points of a kind than this make a page slow to open; the rest are left out evenly.
@@ -46,12 +66,10 @@ def front_charts(
     fronts: Sequence[Front], rows: Sequence[Row], looks: Looks, rules: Sequence[Sequence[Rule]] = ()
 ) -> list[Chart]:
     """Return the charts of those that have points; `rules` are marks of each."""
-    placed = [[row for row in rows if row[front.x] and row[front.y] > 0] for front in fronts]
-    marked = [*rules, *[()] * (len(fronts) - len(rules))]
     return [
         _front_chart(front, found, looks, marks)
-        for front, found, marks in zip(fronts, placed, marked, strict=True)
-        if found
+        for front, marks in zip(fronts, rules or [()] * len(fronts), strict=True)
+        if (found := [row for row in rows if row[front.x] and row[front.y] > 0])
     ]
 
 
@@ -79,13 +97,18 @@ def _front_chart(front: Front, rows: Sequence[Row], looks: Looks, rules: Sequenc
         Column.words("label", read=lambda row: looks.labels.get(row["name"], "")),
         *bounds,
     )
+    # What is ruled out is grey and comes last.
+    groups = dict.fromkeys(map(str, table.values("group")))
+    colors = dict(zip((name for name in groups if name != RULED_OUT), cycle(SERIES), strict=False))
+    if RULED_OUT in groups:
+        colors[RULED_OUT] = GREY
     plot = Plot(
         title=front.title,
         table=table,
         x=front.x,
         y=front.y,
         by="group",
-        colors=group_colors(dict.fromkeys(map(str, table.values("group")))),
+        colors=colors,
         caption=front.caption,
         rules=rules,
         is_near=front.is_near,
@@ -95,8 +118,161 @@ def _front_chart(front: Front, rows: Sequence[Row], looks: Looks, rules: Sequenc
     return plot.scatter(front="front", intervals=low_and_high, label="label")
 
 
-def group_colors(groups: Collection[str]) -> dict[str, str]:
-    """Return a colour for each group, grey for what is ruled out, which comes last."""
-    named = [group for group in groups if group != RULED_OUT]
-    colors = {group: SERIES[place % len(SERIES)] for place, group in enumerate(named)}
-    return colors | ({RULED_OUT: GREY} if RULED_OUT in groups else {})
+# Points that are ruled out are drawn as far as this from those that qualify.
+_REACH_RATIO = 2.0
+_SETTINGS = ("profile", "quantization", "speculation", "rules", "kv_tiers", "router")
+SERVING_FRONTS = (
+    Front(
+        title="Throughput of a GPU against speed for a user",
+        x="tps_per_user",
+        y="output_throughput_tps_per_gpu",
+        column="is_pareto_user",
+        caption="Up and to the right is better: no deployment is faster for a user and yields more"
+        " per GPU than those on the line.",
+        bounds=lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"]),
+    ),
+    Front(
+        title="Cost against latency",
+        x="tpot_ms",
+        y="usd_per_million_output_tokens",
+        column="is_pareto_cost",
+        caption="Down and to the left is better. The price is that of the devices alone.",
+    ),
+)
+
+
+def serving_fronts_section(report: ServingSearchReport) -> Section:
+    """Return the charts of the candidates; that of cost only where prices are known."""
+    rows = candidate_rows(report.candidates)
+    drawn = _drawn(rows)
+    num, num_drawn = (Counter(row["rank"] > 0 for row in some) for some in (rows, drawn))
+    targets = json.loads(report.request_json or "{}").get("targets", {})
+    of_tpot = [one for one in targets.get("limits", ()) if one.get("metric") == "tpot_ms"]
+    limit_ms = min((float(one["limit_ms"]) for one in of_tpot), default=0.0)
+    limits = (MS_PER_S / limit_ms, limit_ms) if limit_ms else ()
+    rules = [[Rule("x", limit, f"TPOT {limit_ms:g} ms")] for limit in limits]
+    return Section(
+        title="Throughput, speed and cost",
+        intro=(
+            "Every point is a deployment, answered in closed form for a steady load. The best of "
+            "each layout has its rank; an equals sign marks ties, which the estimates' error cannot"
+            f" tell apart. {num_drawn[True]:,} of the {num[True]:,} deployments that qualify are"
+            f" drawn, and {num_drawn[False]:,} of the {num[False]:,} that do not."
+        ),
+        pictures=front_charts(SERVING_FRONTS, drawn, serving_looks(rows), rules),
+    )
+
+
+def serving_looks(rows: Sequence[Row]) -> Looks:
+    """Return how candidates are distinguished: by device where these differ, else by mode."""
+    devices = {row["device"] for row in rows if row["rank"] > 0}
+
+    def group(row: Row) -> str:
+        if not row["rank"]:
+            return RULED_OUT
+        return f"{row['device']}, {row['mode']}" if len(devices) > 1 else str(row["mode"])
+
+    best = best_of_layouts([row for row in rows if row["rank"] > 0])
+    return Looks(
+        group=group,
+        words=(
+            Column.words("rank", read=lambda row: row["place"]),
+            Column.words("GPUs", read=lambda row: f"{row['num_devices']:,} {row['device']}"),
+            Column.words("replicas", read=describe_replicas),
+            Column.words("batch", read=describe_batch),
+            Column.words(
+                "engine", read=lambda row: ", ".join(row[name] for name in _SETTINGS if row[name])
+            ),
+            Column.words(
+                "why not",
+                read=lambda row: (
+                    "" if row["rank"] else f"{describe_verdict(row['verdict'])}: {row['reason']}"
+                ),
+            ),
+        ),
+        labels={row["name"]: row["place"] for row in best},
+    )
+
+
+def _drawn(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows to draw: many are thinned out, fronts and the best of layouts kept.
+
+    What is ruled out is drawn near those that qualify, or everywhere if none does.
+    """
+    placed = [
+        row for row in rows if row["tps_per_user"] > 0 and row["output_throughput_tps_per_gpu"] > 0
+    ]
+    ranked = [row for row in placed if row["rank"] > 0]
+    slowest = min((row["tps_per_user"] for row in ranked), default=0.0) / _REACH_RATIO
+    near = [row for row in placed if row["rank"] > 0 or row["tps_per_user"] >= slowest]
+    names = {row["name"] for row in best_of_layouts(ranked)}
+    names |= {row["name"] for row in near if row["is_pareto_user"] or row["is_pareto_cost"]}
+    return [
+        row
+        for is_ranked in (True, False)
+        for row in thin_rows([row for row in near if (row["rank"] > 0) == is_ranked], names)
+    ]
+
+
+# More layouts with a rank next to them than this hide each other.
+_MAX_LABELS = 40
+TRAINING_FRONTS = (
+    Front(
+        title="Throughput against free memory",
+        x="margin_bytes",
+        y="tokens_per_s_per_gpu",
+        column="is_pareto_memory",
+        caption="Up and to the right is better: more tokens, and more room for what the estimate of"
+        " the memory does not know. Nothing beats those on the line in both.",
+        bounds=figure_bounds,
+        is_near=True,
+    ),
+    Front(
+        title="Throughput of the cluster against cost",
+        x="usd_per_billion_tokens",
+        y="tokens_per_s",
+        column="is_pareto_cost",
+        caption="Up and to the left is better. The price is that of the devices alone.",
+        is_near=True,
+    ),
+)
+
+
+def training_fronts_section(rows: Sequence[Row], num_fitting: int) -> Section:
+    """Return the charts of the listed strategies; that of cost only where it is priced."""
+    names = {row["name"] for row in best_strategies(rows)}
+    names |= {row["name"] for row in rows if row["is_pareto_cost"] or row["is_pareto_memory"]}
+    drawn = thin_rows(rows, names)
+    listed = (
+        "all that fit"
+        if len(rows) >= num_fitting
+        else f"the {len(rows):,} best of {num_fitting:,} that fit"
+    )
+    return Section(
+        title="Throughput, memory and cost",
+        intro=(
+            f"Every point is a strategy, answered in closed form, of {listed}; {len(drawn):,} are"
+            " drawn. The best of each layout has its rank; an equals sign marks ties, which the"
+            " error of the estimates cannot tell apart. Axes begin near the points."
+        ),
+        pictures=front_charts(TRAINING_FRONTS, drawn, training_looks(rows)),
+    )
+
+
+def training_looks(rows: Sequence[Row]) -> Looks:
+    """Return how strategies are distinguished: by cluster, else by device."""
+    groupings: tuple[Callable[[Row], str], ...] = (describe_devices, lambda row: str(row["device"]))
+    return Looks(
+        # Clusters, else devices, else nothing where these are many.
+        group=next(
+            (of for of in groupings if len({of(row) for row in rows}) <= len(SERIES)),
+            lambda _: "strategies",
+        ),
+        words=(
+            Column.words("rank", read=lambda row: row["place"]),
+            Column.words("devices", read=describe_devices),
+            Column.words("choices", read=describe_choices),
+            Column.words("placement"),
+        ),
+        labels={row["name"]: row["place"] for row in best_strategies(rows)[:_MAX_LABELS]},
+    )

@@ -3,11 +3,10 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from math import isfinite
 from typing import Any, cast
 
-from foretoken.domain.metrics.metric import title_of
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.metrics.request import LIMITED
@@ -73,9 +72,13 @@ def list_rows(columns: Columns, words: Collection[str]) -> list[Row]:
     """
     names = [item.name for item in fields(cast("Any", columns))]
     length = len(getattr(columns, "name", ()))
-    lists = {
-        name: _plain(getattr(columns, name), "" if name in words else 0, length) for name in names
-    }
+    lists = {}
+    for name in names:
+        column = getattr(columns, name)
+        absent = [""] * length if name in words else [0] * length
+        lists[name] = (
+            (column.tolist() if hasattr(column, "tolist") else column) if len(column) else absent
+        )
     return [{name: lists[name][index] for name in names} for index in range(length)]
 
 
@@ -129,10 +132,9 @@ def describe_near(report: ServingSearchReport) -> str:
     )
 
 
-def qualified_rows(columns: CandidateColumns) -> list[Row]:
+def ranked_rows(rows: Iterable[Row]) -> list[Row]:
     """Return the rows with a rank, best first."""
-    found = [row for row in candidate_rows(columns) if row["rank"] > 0]
-    return sorted(found, key=lambda row: row["rank"])
+    return sorted((row for row in rows if row["rank"] > 0), key=lambda row: row["rank"])
 
 
 def best_of_layouts(ranked: Sequence[Row]) -> list[Row]:
@@ -155,10 +157,16 @@ def describe_replicas(row: Row) -> str:
     """
     pools = [f"{row['encoders']} x encoder"] if row["encoders"] else []
     if row["prefill_replicas"]:
-        degrees = {axis: row[f"prefill_{axis}"] for axis in ("tp", "pp", "ep")}
-        pools.append(_pool(row["prefill_replicas"], degrees))
-    pools.append(_pool(row["replicas"], {axis: row[axis] for axis in ("tp", "pp", "dp", "ep")}))
+        degrees = name_degrees(row, ("tp", "pp", "ep"), "prefill_")
+        pools.append(f"{row['prefill_replicas']:,} x {degrees}")
+    pools.append(f"{row['replicas']:,} x {name_degrees(row, ('tp', 'pp', 'dp', 'ep'))}")
     return " + ".join(pools)
+
+
+def name_degrees(row: Row, axes: Sequence[str], pool: str = "") -> str:
+    """Return the degrees of a replica of a pool, tp and those above one: `tp4 ep2`."""
+    degrees = {axis: row[f"{pool}{axis}"] for axis in axes}
+    return " ".join(f"{axis}{n}" for axis, n in degrees.items() if axis == "tp" or n > 1)
 
 
 def describe_batch(row: Row) -> str:
@@ -218,19 +226,17 @@ def missed_outcomes(outcomes: Sequence[LimitOutcome]) -> list[str]:
     return [_describe_miss(outcome) for outcome in outcomes if not outcome.is_met]
 
 
+def _describe_miss(outcome: LimitOutcome) -> str:
+    what = describe_limit(outcome.metric, outcome.percentile)
+    if outcome.metric == ATTAINMENT:
+        return f"{what} {outcome.value:.1%} < {outcome.limit:.1%}"
+    return f"{what} {format_number(outcome.value, 4)} > {format_number(outcome.limit, 4)} ms"
+
+
 def proposed_rate(finalist: Finalist) -> float:
     """Return the requests/s that a deployment was served at the load it is proposed for."""
     rates = [probe.rate_rps for probe in finalist.load if probe.outcomes == finalist.outcomes]
     return rates[0] if rates else finalist.report.offered_rps
-
-
-def latency_titles(*statistics: str) -> list[str]:
-    """Return the headings of TTFT and TPOT: `TTFT mean (ms)`."""
-    return [
-        title_of(f"{metric.label} {statistic}", metric.unit)
-        for metric in (LIMITED["ttft_ms"], LIMITED["tpot_ms"])
-        for statistic in statistics
-    ]
 
 
 def steady_figures(
@@ -249,7 +255,9 @@ def steady_figures(
         if steady.num_requests
         else (report.ttft_ms, report.tpot_ms)
     )
-    each *= _used_ratio(candidates, finalist.candidate)
+    if len(candidates.num_counted_devices):
+        row = finalist.candidate
+        each *= float(candidates.num_devices[row] / candidates.num_counted_devices[row])
     return each, ttft.mean, ttft.p99, tpot.mean, tpot.p99
 
 
@@ -275,42 +283,7 @@ def limits_of(probes: Sequence[CapacityProbe]) -> dict[tuple[str, float], float]
     }
 
 
-def _describe_miss(outcome: LimitOutcome) -> str:
-    what = describe_limit(outcome.metric, outcome.percentile)
-    if outcome.metric == ATTAINMENT:
-        return f"{what} {outcome.value:.1%} < {outcome.limit:.1%}"
-    return f"{what} {format_number(outcome.value, 4)} > {format_number(outcome.limit, 4)} ms"
-
-
-def _used_ratio(candidates: CandidateColumns, row: int) -> float:
-    """Return the share of the devices that count which a candidate uses."""
-    if len(candidates.num_counted_devices) == 0:
-        return 1.0
-    return float(candidates.num_devices[row] / candidates.num_counted_devices[row])
-
-
-def _pool(replicas: int, degrees: Mapping[str, int]) -> str:
-    shown = [f"{axis}{degree}" for axis, degree in degrees.items() if axis == "tp" or degree > 1]
-    return f"{replicas:,} x {' '.join(shown)}"
-
-
-def _plain(column: Any, absent: str | int, length: int) -> list[Any]:
-    if len(column) == 0:
-        return [absent] * length
-    return list(column.tolist()) if hasattr(column, "tolist") else list(column)
-
-
 _MAX_SHOWN = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Closest:
-    """The closest of all candidates that one reason rules out."""
-
-    name: str
-    verdict: str
-    reason: str
-    remedy: str
 
 
 _REMEDIES: Mapping[str, str] = {
@@ -329,11 +302,11 @@ _REMEDIES: Mapping[str, str] = {
 }
 
 
-def find_closest(rows: Sequence[Row]) -> list[Closest]:
+def find_closest(rows: Sequence[Row]) -> list[Row]:
     """Return for each reason the candidate that was nearest; those that got furthest first.
 
     Of latencies it is the lowest, of GPUs the fewest, of memory the smallest batch on the largest
-    replica.
+    replica. `remedy` says what would help it, where that is known.
     """
     found: dict[str, Row] = {}
     for row in rows:
@@ -344,15 +317,7 @@ def find_closest(rows: Sequence[Row]) -> list[Closest]:
         if verdict not in found or nearness(row) < nearness(found[verdict]):
             found[verdict] = row
     ordered = sorted(found, key=lambda verdict: [*_REMEDIES, verdict].index(verdict))
-    return [
-        Closest(
-            name=found[verdict]["name"],
-            verdict=verdict,
-            reason=found[verdict]["reason"],
-            remedy=_REMEDIES.get(verdict, ""),
-        )
-        for verdict in ordered[:_MAX_SHOWN]
-    ]
+    return [{**found[of], "remedy": _REMEDIES.get(of, "")} for of in ordered[:_MAX_SHOWN]]
 
 
 def _nearness(verdict: str) -> Callable[[Row], tuple[float, ...]]:

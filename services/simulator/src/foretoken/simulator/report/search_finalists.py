@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import cycle
 
-from foretoken.domain.metrics.metric import SHARE
+from foretoken.domain.metrics.metric import SHARE, title_of
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
+from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.requests.search import CandidateColumns, CapacityProbe, Finalist
 from foretoken.page.block import Cell, Chart, Column, Table
 from foretoken.page.chart import SERIES, Plot, Rule
@@ -15,7 +16,6 @@ from foretoken.page.section import Section
 from foretoken.simulator.report.palette import groups_chart
 from foretoken.simulator.report.search_candidates import (
     curve_of,
-    latency_titles,
     limits_of,
     missed_outcomes,
     proposed_rate,
@@ -37,34 +37,45 @@ def finalist_sections(found: Sequence[tuple[Finalist, CandidateColumns]]) -> lis
     }
     unit = Column(title="share of the busy time", name="share", unit=SHARE)
     caption = "What the engines were busy with, by what operators do."
-    pictures = [groups_chart("Steps of all engines", shares, unit, caption)] if shares else []
-    return [replace(_figures(found), pictures=pictures), *_load_curves(finalists)]
-
-
-def _has_slo(finalist: Finalist) -> bool:
-    scenario = json.loads(finalist.scenario_json) if finalist.scenario_json else {}
-    return bool(scenario.get("slo_classes")) or any((scenario.get("slo") or {}).values())
-
-
-def _figures(found: Sequence[tuple[Finalist, CandidateColumns]]) -> Section:
-    return Section(
+    figures = Section(
         title="Simulated request by request",
         intro=(
             "The best in closed form, run at the load they are proposed for: queues, batches and "
             "percentiles are in these figures, of the requests that come once the load is steady. "
             "What misses a target then has no rank; the next best is simulated in its place."
         ),
+        pictures=[groups_chart("Steps of all engines", shares, unit, caption)] if shares else [],
         table=Table.of(found, *finalist_columns(found)),
     )
+    caption = (
+        "Each point is a run, by the requests/s that were served; the load rises along a curve,"
+        " with the same random numbers at each. A ring misses a target, or was cut short as its"
+        " queue only grew. An axis is logarithmic where its values span more than a factor of 40."
+    )
+    charts = load_charts({finalist.name: finalist.load for finalist in finalists}, caption)
+    loads = Section(title="Load and latency of the finalists", pictures=charts)
+    return [figures, loads] if charts else [figures]
+
+
+def _has_slo(finalist: Finalist) -> bool:
+    scenario = json.loads(finalist.scenario_json or "{}")
+    return bool(scenario.get("slo_classes")) or any((scenario.get("slo") or {}).values())
 
 
 def finalist_columns(found: Sequence[tuple[Finalist, CandidateColumns]]) -> list[Column]:
     """Return the columns of finalists, each with its search's candidates."""
+    latencies = [
+        title_of(f"{metric.label} {statistic}", metric.unit)
+        for metric in (LIMITED["ttft_ms"], LIMITED["tpot_ms"])
+        for statistic in ("mean", "p99")
+    ]
     columns = [
         Column.words("deployment", read=lambda one: one[0].name),
         Column(title="requests/s", read=lambda one: proposed_rate(one[0])),
-        _steady(METRICS[_THROUGHPUT].title, 0),
-        *(_steady(title, place) for place, title in enumerate(latency_titles("mean", "p99"), 1)),
+        *(
+            Column(title=title, read=partial(_steady, place))
+            for place, title in enumerate((METRICS[_THROUGHPUT].title, *latencies))
+        ),
     ]
     # Without an SLO every request would be in it.
     if any(_has_slo(finalist) for finalist, _ in found):
@@ -73,26 +84,13 @@ def finalist_columns(found: Sequence[tuple[Finalist, CandidateColumns]]) -> list
     return columns
 
 
-def _steady(title: str, place: int) -> Column:
-    return Column(title=title, read=lambda one: steady_figures(*one)[place])
+def _steady(place: int, found: tuple[Finalist, CandidateColumns]) -> float:
+    return steady_figures(*found)[place]
 
 
 def _verdict(finalist: Finalist) -> str | Cell:
     missed = ", ".join(missed_outcomes(finalist.outcomes))
     return "meets the targets" if finalist.is_met else Cell(value=f"misses {missed}", tone="alert")
-
-
-def _load_curves(finalists: Sequence[Finalist]) -> list[Section]:
-    caption = (
-        "Each point is a run, by the requests/s that were served; the load rises along a curve,"
-        " with the same random numbers at each. A ring misses a target, or was cut short as its"
-        " queue only grew. An axis is logarithmic where its values span more than a factor of 40."
-    )
-    charts = load_charts({finalist.name: finalist.load for finalist in finalists}, caption)
-    return [Section(title="Load and latency of the finalists", pictures=charts)] if charts else []
-
-
-_RATE = Column(title="requests/s", name="rate_rps")
 
 
 def load_charts(
@@ -115,22 +113,16 @@ def load_charts(
         y = Column(title=name if is_share else f"{name} (ms)", name=metric, unit=SHARE * is_share)
         plot = Plot(title=f"{name} by load", caption=caption, rules=[*rules, *marked])
         curves = [
-            curve
+            Curve(
+                label=label,
+                x=[probe.rate_rps for probe, _ in points],
+                y=[value for _, value in points],
+                color=color,
+                is_hollow=[not probe.is_met or probe.is_cut_short for probe, _ in points],
+            )
             for (label, of_one), color in zip(probes.items(), cycle(SERIES), strict=False)
-            if (curve := _curve(label, of_one, (metric, percentile), color)).x
+            if (points := curve_of(of_one, metric, percentile))
         ]
-        charts.append(draw_curves(plot, curves, x=_RATE, y=y))
+        rate = Column(title="requests/s", name="rate_rps")
+        charts.append(draw_curves(plot, curves, x=rate, y=y))
     return charts
-
-
-def _curve(
-    label: str, probes: Sequence[CapacityProbe], limit: tuple[str, float], color: str
-) -> Curve:
-    points = curve_of(probes, *limit)
-    return Curve(
-        label=label,
-        x=[probe.rate_rps for probe, _ in points],
-        y=[value for _, value in points],
-        color=color,
-        is_hollow=[not probe.is_met or probe.is_cut_short for probe, _ in points],
-    )

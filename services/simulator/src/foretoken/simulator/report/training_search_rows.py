@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import replace
+from math import ceil, prod
 from typing import Any
 
-from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.metrics.number_text import describe_step
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.question import OBJECTIVE_WORDS
 from foretoken.domain.requests.training_search import (
@@ -14,12 +14,20 @@ from foretoken.domain.requests.training_search import (
     StrategyColumns,
     StrategyFinalist,
     StrategySensitivity,
-    TieCall,
     TrainingSearchReport,
 )
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S, S_PER_DAY
-from foretoken.simulator.report.search_candidates import Row, first_of_each, list_rows, name_place
+from foretoken.page.block import Column, Table
+from foretoken.simulator.report.search_candidates import (
+    PLACE,
+    Row,
+    bound_columns,
+    first_of_each,
+    list_rows,
+    name_place,
+    ranked_rows,
+)
 from foretoken.simulator.report.what_if import percent
 
 _WORDS = frozenset(
@@ -52,8 +60,8 @@ _VERDICT_NAMES = {
     "trainer": "the framework cannot do it",
 }
 
-# Where the time of a step goes, in the order of `split_step`.
-STEP_PARTS = ("computation", "exposed communication", "bubble", "optimizer")
+_THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
+_RATIOS = ("mfu_ratio", "bubble_ratio")
 
 
 def strategy_rows(columns: StrategyColumns) -> list[Row]:
@@ -61,18 +69,12 @@ def strategy_rows(columns: StrategyColumns) -> list[Row]:
     return list_rows(columns, _WORDS)
 
 
-def ranked_rows(columns: StrategyColumns) -> list[Row]:
-    """Return a mapping per strategy that has a rank, best first.
-
-    What did not fit once it was simulated has none.
-    """
-    rows = [row for row in strategy_rows(columns) if row["rank"] > 0]
-    return sorted(rows, key=lambda row: row["rank"])
-
-
 def report_rows(report: TrainingSearchReport) -> list[Row]:
-    """Return the ranked rows of a report; `place` is the rank in words, which tie with the best."""
-    rows = ranked_rows(report.candidates)
+    """Return the ranked rows of a report; `place` is the rank in words, which tie with the best.
+
+    What did not fit once it was simulated has no rank.
+    """
+    rows = ranked_rows(strategy_rows(report.candidates))
     tied = {find_best(report, rows)["name"], *report.ties} if rows and report.ties else set()
     return [{**row, "place": name_place(row, is_tie=row["name"] in tied)} for row in rows]
 
@@ -108,83 +110,25 @@ def best_by_objective(report: TrainingSearchReport, rows: Sequence[Row]) -> list
     return [(", ".join(measures), by_name[name]) for name, measures in found.items()]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WholeRun:
-    """A run of many steps with one strategy, without failures; `usd` is 0 where it has no price."""
+def figure_bounds(row: Row, metric: str = _THROUGHPUT) -> tuple[float, float]:
+    """Return the bounds of what a row has of a metric; both are the value where it has none.
 
-    num_steps: int
-    days: float
-    usd: float
-
-
-def make_whole_run(row: Row, num_tokens: float, sequence_length: int) -> WholeRun:
-    """Return what a run to so many tokens takes; the last step is a whole one."""
-    num_steps = ceil(num_tokens / (row["global_batch_size"] * sequence_length))
-    return WholeRun(
-        num_steps=num_steps,
-        days=num_steps * row["step_time_ms"] / MS_PER_S / S_PER_DAY,
-        usd=num_steps * row["usd_per_step"],
-    )
-
-
-def read_sequence_length(report: TrainingSearchReport) -> int:
-    """Return the tokens of a sample; requests say it, as all their defaults are filled in."""
-    return int(read_request(report)["scenario"]["sequence_length"])
-
-
-def throughput_bounds(row: Row) -> tuple[float, float]:
-    """Return the bounds of a row's tokens/s per GPU; both are the value where it has none."""
-    value = row["tokens_per_s_per_gpu"]
-    if row["step_time_low_ms"] <= 0 or row["step_time_high_ms"] <= 0:
-        return value, value
-    step_ms = row["step_time_ms"]
-    return value * step_ms / row["step_time_high_ms"], value * step_ms / row["step_time_low_ms"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RankedFigure:
-    """What strategies are ranked by: the column, its name with its unit, and a word for it.
-
-    A figure of `grows_with_step` is the larger the longer a step takes, else the smaller.
+    Throughput is the smaller the longer a step takes, all else that ranks is the larger.
     """
-
-    column: str
-    name: str
-    word: str
-    grows_with_step: bool = True
-
-    def bounds(self, row: Row) -> tuple[float, float, float]:
-        """Return a row's lower bound, estimate and upper bound."""
-        value, step_ms = row[self.column], row["step_time_ms"]
-        low_ms, high_ms = row["step_time_low_ms"], row["step_time_high_ms"]
-        if not self.grows_with_step:
-            low, high = throughput_bounds(row)
-            return low, value, high
-        if low_ms <= 0 or high_ms <= 0:
-            return value, value, value
-        return value * low_ms / step_ms, value, value * high_ms / step_ms
+    value, step_ms = row[metric], row["step_time_ms"]
+    low_ms, high_ms = row["step_time_low_ms"], row["step_time_high_ms"]
+    if low_ms <= 0 or high_ms <= 0:
+        return value, value
+    if metric == _THROUGHPUT:
+        return value * step_ms / high_ms, value * step_ms / low_ms
+    return value * low_ms / step_ms, value * high_ms / step_ms
 
 
-def _ranked(column: str, word: str, *, grows_with_step: bool = True) -> RankedFigure:
-    name = METRICS[column].title
-    return RankedFigure(column=column, name=name, word=word, grows_with_step=grows_with_step)
-
-
-_THROUGHPUT = _ranked("tokens_per_s_per_gpu", "throughput", grows_with_step=False)
-_RANKED_FIGURES = {
-    "cost": _ranked("usd_per_billion_tokens", "cost"),
-    "step_time": _ranked("step_time_ms", "step time"),
-}
-
-
-def find_ranked_figure(report: TrainingSearchReport) -> RankedFigure:
-    """Return what the estimates of a report are ranked by; throughput, if it is no time."""
-    return _RANKED_FIGURES.get(read_request(report).get("objective", ""), _THROUGHPUT)
-
-
-def describe_bounds(row: Row) -> str:
-    """Return the bounds of a row's tokens/s per GPU: `2,900 to 3,400`."""
-    return " to ".join(format_number(bound) for bound in throughput_bounds(row))
+def ranked_figure(report: TrainingSearchReport) -> tuple[str, str]:
+    """Return the metric that a report ranks by, and a word for it: throughput if it is no time."""
+    figures = {"cost": (_COST, "cost"), "step_time": ("step_time_ms", "step time")}
+    objective = read_request(report).get("objective", "")
+    return figures.get(objective, (_THROUGHPUT, "throughput"))
 
 
 def describe_objective(objective: str) -> str:
@@ -208,24 +152,16 @@ def describe_choices(row: Row) -> str:
         f"{row['virtual_stages']} chunks a rank" if row["virtual_stages"] > 1 else "",
         row["pipeline_schedule"] if row["pp"] > 1 else "",
         "sequence parallel" if row["sequence_parallel"] else "",
-        _describe_zero(row),
+        f"ZeRO {row['zero_stage']}{_over(row['shard_degree'])}" if row["zero_stage"] else "",
         f"overlap {row['overlap']}" if row["overlap"] else "",
         f"recompute {row['recompute']}" if row["recompute"] else "",
-        _describe_weights(row),
+        f"{row['weight_parallel']}{_over(row['weight_degree'])}",
     ]
     return ", ".join(word for word in words if word)
 
 
-def _describe_zero(row: Row) -> str:
-    if not row["zero_stage"]:
-        return ""
-    over = f" over {row['shard_degree']} ranks" if row["shard_degree"] else ""
-    return f"ZeRO {row['zero_stage']}{over}"
-
-
-def _describe_weights(row: Row) -> str:
-    over = f" over {row['weight_degree']} ranks" if row["weight_degree"] else ""
-    return f"{row['weight_parallel']}{over}"
+def _over(degree: int) -> str:
+    return f" over {degree} ranks" if degree else ""
 
 
 def describe_devices(row: Row) -> str:
@@ -237,7 +173,7 @@ def describe_devices(row: Row) -> str:
 
 
 def split_step(report: TrainingReport) -> Mapping[str, float]:
-    """Return the ms of the critical stage by `STEP_PARTS`; together they are the step."""
+    """Return the ms of the critical stage by what they are spent on; together they are the step."""
     groups = report.step_time_ms_by_group
     parts = {
         "exposed communication": sum(report.exposed_ms_by_axis.values()),
@@ -263,7 +199,7 @@ def strategies_per_s(report: TrainingSearchReport) -> float:
 
 def read_request(report: TrainingSearchReport) -> Mapping[str, Any]:
     """Return the request that a report answers; empty where it does not say."""
-    content: Mapping[str, Any] = json.loads(report.request_json) if report.request_json else {}
+    content: Mapping[str, Any] = json.loads(report.request_json or "{}")
     return content
 
 
@@ -274,20 +210,17 @@ def describe_search(report: TrainingSearchReport) -> str:
     model = scenario.get("model", {}).get("name", "")
     groups = space.get("node_groups") or []
     if groups:
-        return f"{model} on {' + '.join(_describe_group(group) for group in groups)}"
+        nodes = (
+            f"{group.get('num_nodes', 1)} {f'x {each}' if each else 'nodes'} {group['device']}"
+            for group in groups
+            for each in (group.get("devices_per_node"),)
+        )
+        return f"{model} on {' + '.join(nodes)}"
     devices = ", ".join(space.get("devices") or [scenario.get("device", "")])
     degrees = scenario.get("layout", {})
-    of_layout = 1
-    for degree in (degrees.get(axis, 1) for axis in ("tp", "pp", "dp", "cp")):
-        of_layout *= degree
+    of_layout = prod(degrees.get(axis, 1) for axis in ("tp", "pp", "dp", "cp"))
     counts = space.get("num_devices") or [of_layout]
     return f"{model} on {', '.join(f'{count:,}' for count in counts)} {devices}"
-
-
-def _describe_group(group: Mapping[str, Any]) -> str:
-    each = group.get("devices_per_node") or 0
-    nodes = group.get("num_nodes", 1)
-    return f"{nodes} x {each} {group['device']}" if each else f"{nodes} nodes {group['device']}"
 
 
 # What the commands of ties are for; a simulation may rank others first.
@@ -303,7 +236,7 @@ def describe_ties(report: TrainingSearchReport, rows: Sequence[Row]) -> list[str
     tied = [best, *(row for row in rows if row["name"] in names)]
     simplest = min(tied, key=lambda row: len(str(row["name"]).split()))
     roomiest = max(tied, key=METRICS["margin_bytes"].value)
-    figure = find_ranked_figure(report)
+    figure = ranked_figure(report)
     most_free = f"{METRICS['margin_bytes'].words(roomiest)} GiB"
     others = "strategies tie" if len(names) > 1 else "strategy ties"
     meaning = "behind by less than the error of the difference, so each may be as good"
@@ -318,7 +251,12 @@ def describe_ties(report: TrainingSearchReport, rows: Sequence[Row]) -> list[str
 def list_tie_commands(report: TrainingSearchReport) -> list[tuple[str, str]]:
     """Return what to measure to tell the first two apart: a command, and what it moves."""
     return [
-        (_command(call), f"{call.difference_ratio:.2%} of the step") for call in report.tie_calls
+        (
+            f"foretoken plan {call.operator} {call.words} --device {call.device}"
+            + (f" --topology {call.topology}" if call.topology else ""),
+            f"{call.difference_ratio:.2%} of the step",
+        )
+        for call in report.tie_calls
     ]
 
 
@@ -330,13 +268,93 @@ def describe_same(item: StrategySensitivity) -> str:
     return percent(ratio) if ratio else "cannot"
 
 
-def _compared_with(row: Row, best: Row, figure: RankedFigure) -> str:
+def _compared_with(row: Row, best: Row, figure: tuple[str, str]) -> str:
     if row is best:
         return f"{row['name']} itself"
-    ratio = row[figure.column] / best[figure.column] - 1 if best[figure.column] else 0.0
-    return f"{row['name']} ({ratio:+.2%} {figure.word})"
+    name, word = figure
+    ratio = row[name] / best[name] - 1 if best[name] else 0.0
+    return f"{row['name']} ({ratio:+.2%} {word})"
 
 
-def _command(call: TieCall) -> str:
-    links = f" --topology {call.topology}" if call.topology else ""
-    return f"foretoken plan {call.operator} {call.words} --device {call.device}{links}"
+NAME = Column.words("strategy", "name")
+_STEP = Column(
+    title=METRICS["step_time_ms"].label,
+    name="step_time_ms",
+    read=lambda item: describe_step(METRICS["step_time_ms"].value(item)),
+)
+OF_CHANGES = (
+    Column(title="today's best", read=describe_same),
+    Column.of(_THROUGHPUT),
+    _STEP,
+    Column(title="fit", name="num_fitting"),
+)
+
+
+def ranking_columns(rows: Sequence[Row]) -> list[Column]:
+    """Return the columns of a ranking."""
+    return [NAME, PLACE, *_figures(rows)]
+
+
+def _figures(rows: Sequence[Row], *, is_whole: bool = True) -> list[Column]:
+    """Return the columns; the device, its number and the price only where they tell rows apart.
+
+    Bounds and ratios only if `is_whole`.
+    """
+    columns: list[Column] = []
+    if len({(row["device"], row["num_devices"]) for row in rows}) > 1:
+        # Names of placements say the devices.
+        title = METRICS["num_devices"].title
+        columns.append(
+            Column(
+                title=title,
+                name="devices",
+                read=lambda row: (
+                    f"{row['num_devices']:,}" if row["placement"] else describe_devices(row)
+                ),
+            )
+        )
+    columns.append(Column.of(_THROUGHPUT))
+    if is_whole:
+        columns += bound_columns(_THROUGHPUT, figure_bounds)
+    names = ("step_time_ms", *(_RATIOS if is_whole else ()), "margin_bytes")
+    columns += [Column.of(name) for name in names]
+    if any(row[_COST] > 0 for row in rows):
+        columns.append(Column.of(_COST))
+    return columns
+
+
+def ruled_out_table(report: TrainingSearchReport) -> Table:
+    """Return what rules strategies out, by how many it does."""
+    return Table.of(
+        sorted(report.ruled_out, key=lambda item: -item.num_strategies),
+        Column.words("ruled out", read=lambda item: describe_verdict(item.verdict)),
+        Column(title="strategies", name="num_strategies"),
+        Column.words("for example", "example"),
+        Column.words("because", "reason"),
+    )
+
+
+def best_table(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float = 0.0) -> Table:
+    """Return the best by each measure, with what a run to `num_tokens` takes if there are any.
+
+    Such a run is without failures, and its last step is a whole one.
+    """
+    found = best_by_objective(report, rows)
+    measures = {row["name"]: words for words, row in found}
+    best_by = Column.words("best by", read=lambda row: measures[row["name"]])
+    columns = [NAME, best_by, *_figures(rows, is_whole=False)]
+    if num_tokens > 0:
+        length = read_request(report)["scenario"]["sequence_length"]
+
+        def num_steps(row: Row) -> int:
+            return ceil(num_tokens / float(row["global_batch_size"] * length))
+
+        def days(row: Row) -> float:
+            return float(num_steps(row) * row["step_time_ms"]) / MS_PER_S / S_PER_DAY
+
+        columns += [Column(title="steps", name="num_steps", read=num_steps)]
+        columns += [Column(title="days", read=days)]
+        if any(row["usd_per_step"] > 0 for row in rows):
+            usd = Column(title="USD in all", name="usd")
+            columns.append(replace(usd, read=lambda row: num_steps(row) * row["usd_per_step"]))
+    return Table.of([row for _, row in found], *columns)

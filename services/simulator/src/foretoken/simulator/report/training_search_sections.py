@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from foretoken.domain.metrics.number_text import describe_step, format_number
 from foretoken.domain.metrics.registry import METRICS
-from foretoken.domain.requests.training_search import TrainingSearchReport
-from foretoken.page.block import Column, Table, Value
-from foretoken.page.chart import Plot
-from foretoken.page.curve import draw_intervals
+from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
+from foretoken.page.block import Cell, Column, Table, Value
+from foretoken.page.chart import BLUE, GREEN, GREY, VERMILION, Plot
+from foretoken.page.curve import draw_intervals, draw_parts
 from foretoken.page.section import Section
+from foretoken.simulator.report.fronts import training_fronts_section
+from foretoken.simulator.report.memory_sections import fullest_of, memory_chart
 from foretoken.simulator.report.question import (
     remark_sections,
     request_sections,
@@ -20,38 +22,35 @@ from foretoken.simulator.report.search_candidates import (
     describe_tied,
     explain_names,
 )
-from foretoken.simulator.report.training_search_finalists import finalists_section
-from foretoken.simulator.report.training_search_fronts import fronts_section
 from foretoken.simulator.report.training_search_rows import (
+    OF_CHANGES,
     TO_TELL_APART,
     best_of_layouts,
+    best_table,
+    closed_form_error,
     describe_choices,
     describe_devices,
     describe_objective,
     describe_ties,
+    figure_bounds,
     find_best,
-    find_ranked_figure,
     list_tie_commands,
     other_ties,
+    ranked_figure,
+    ranking_columns,
     read_request,
     report_rows,
+    split_step,
     strategies_per_s,
-    throughput_bounds,
 )
 from foretoken.simulator.report.training_search_space import (
     counts_section,
     maps_section,
     placements_section,
 )
-from foretoken.simulator.report.training_search_tables import (
-    OF_CHANGES,
-    best_table,
-    ranking_columns,
-)
 from foretoken.simulator.report.what_if import what_if_section
 
 _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
-_RATIOS = ("mfu_ratio", "bubble_ratio")
 # More ties than these are counted: in words, and as bars.
 _MAX_TIES = 3
 _MAX_BARS = 20
@@ -67,12 +66,21 @@ def training_search_sections(
     rows = report_rows(report)
     sections = [_overview(report, rows), counts_section(report)]
     if rows:
-        sections += [_ranking(rows, report), _best(report, rows, num_tokens)]
+        of_run = (
+            f"The run goes to {format_number(num_tokens)} tokens, without failures and"
+            " checkpoints: `foretoken simulate run` counts these."
+        )
+        best = Section(
+            title="The best by each measure",
+            intro=of_run if num_tokens > 0 else "",
+            table=best_table(report, rows, num_tokens),
+        )
+        sections += [_ranking(rows, report), best]
         if any(row["placement"] for row in rows):
             sections.append(placements_section(rows))
         if other_ties(report, find_best(report, rows)):
             sections.append(_ties(report, rows))
-        sections.append(fronts_section(rows, report.num_fitting))
+        sections.append(training_fronts_section(rows, report.num_fitting))
     if report.cells:
         sections.append(maps_section(report))
     if report.finalists:
@@ -120,7 +128,7 @@ def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
 
 def _facts(best: Row) -> list[Value]:
     others = ("bubble_ratio", "exposed_communication_ratio")
-    low, high = throughput_bounds(best)
+    low, high = figure_bounds(best)
     facts = [
         Value.of(_THROUGHPUT, best, low=low, high=high),
         Value(
@@ -157,17 +165,6 @@ def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
     )
 
 
-def _best(report: TrainingSearchReport, rows: Sequence[Row], num_tokens: float) -> Section:
-    intro = ""
-    if num_tokens > 0:
-        intro = (
-            f"The run goes to {format_number(num_tokens)} tokens, without failures and"
-            " checkpoints: `foretoken simulate run` counts these."
-        )
-    table = best_table(report, rows, num_tokens)
-    return Section(title="The best by each measure", intro=intro, table=table)
-
-
 def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     best = find_best(report, rows)
     names = {best["name"], *other_ties(report, best)}
@@ -175,8 +172,11 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
     # Those behind show where a tie ends.
     behind = [row for row in best_of_layouts(rows) if row["name"] not in names]
     shown = tied[:_MAX_BARS]
-    figure = find_ranked_figure(report)
-    intervals = {row["name"]: figure.bounds(row) for row in [*shown, *behind[:3]]}
+    name, _ = ranked_figure(report)
+    title, intervals = METRICS[name].title, {}
+    for row in [*shown, *behind[:3]]:
+        low, high = figure_bounds(row, name)
+        intervals[row["name"]] = (low, row[name], high)
     in_words = " ".join(sentence(line) for line in describe_ties(report, rows)[1:])
     to_measure = (
         " " + sentence(f"{TO_TELL_APART} what is listed below")
@@ -198,14 +198,67 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
         pictures=[
             draw_intervals(
                 Plot(
-                    title=f"{figure.name} and its bounds",
+                    title=f"{title} and its bounds",
                     caption="Families of operators err on their own. Much"
                     " of an error is common to all strategies and does not change their order, so"
                     " bars that overlap may be in a sure order. The last are the first that do not"
                     " tie.",
                 ),
                 intervals,
-                Column(title=figure.name, name="value"),
+                Column(title=title, name="value"),
             )
         ],
     )
+
+
+_OF_STEP_PART = {
+    "computation": BLUE,
+    "exposed communication": VERMILION,
+    "bubble": GREY,
+    "optimizer": GREEN,
+}
+
+
+def finalists_section(finalists: Sequence[StrategyFinalist]) -> Section:
+    """Return the finalists' figures, where their steps go and what their memory holds."""
+    plot = Plot(
+        title="Critical stage, one step",
+        caption="Computation has recomputation in it; exposed communication is what no computation"
+        " hides; the bubble is waiting for other stages.",
+        colors=_OF_STEP_PART,
+    )
+    steps = {one.name: split_step(one.report) for one in finalists if one.report.step_time_ms > 0}
+    pictures = [draw_parts(plot, steps, Column(title="time (ms)"))] if steps else []
+    fullest = {one.name: fullest_of(one.report.memory) for one in finalists if one.report.memory}
+    if fullest:
+        pictures.append(memory_chart(fullest, "Fullest device of each, at its peak"))
+    return Section(
+        title="Simulated event by event",
+        intro=(
+            "The best in closed form, each pass, transfer and collective of the step run on a clock"
+            " of its own, and the memory followed allocation by allocation. Where the simulation"
+            " and the closed form disagree, believe the simulation."
+        ),
+        pictures=pictures,
+        table=Table.of(finalists, *FINALIST_COLUMNS),
+    )
+
+
+def _verdict(finalist: StrategyFinalist) -> str | Cell:
+    feasibility = finalist.report.feasibility
+    return "fits" if feasibility.is_feasible else Cell(value=feasibility.reason, tone="alert")
+
+
+_OF_REPORT = ("tokens_per_s_per_gpu", "mfu_ratio", "bubble_ratio", "margin_bytes")
+FINALIST_COLUMNS = (
+    Column.words("strategy", "name"),
+    Column(title="rank", read=lambda finalist: str(finalist.rank or "-")),
+    Column(
+        title=METRICS["step_time_ms"].label,
+        read=lambda finalist: describe_step(finalist.report.step_time_ms),
+    ),
+    Column(title="closed form", read=lambda finalist: describe_step(finalist.closed_form_ms)),
+    Column(title="off by", read=lambda finalist: f"{closed_form_error(finalist):+.2%}"),
+    *(Column.of(name).part("report") for name in _OF_REPORT),
+    Column.words("verdict", read=_verdict),
+)

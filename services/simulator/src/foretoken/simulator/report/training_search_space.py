@@ -1,18 +1,22 @@
 """A training search's space on its page: what is ruled out, where the best are, placements."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
-from foretoken.domain.metrics.number_text import describe_step
-from foretoken.domain.requests.training_search import RuledOut, SpaceCell, TrainingSearchReport
+from foretoken.domain.metrics.number_text import describe_step, format_number
+from foretoken.domain.requests.training_search import SpaceCell, TrainingSearchReport
 from foretoken.page.block import Chart, Column, Table
-from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, Plot
-from foretoken.page.curve import draw_counts
+from foretoken.page.chart import BLUE, GREEN, ORANGE, PURPLE, SKY, Plot
+from foretoken.page.curve import draw_counts, draw_spans
 from foretoken.page.section import Section
 from foretoken.simulator.report.search_candidates import Row, first_of_each
-from foretoken.simulator.report.training_search_rows import describe_bounds, describe_verdict
-from foretoken.simulator.report.training_search_tables import ruled_out_table
+from foretoken.simulator.report.training_search_rows import (
+    describe_verdict,
+    figure_bounds,
+    ruled_out_table,
+)
 
 _AXIS_NAMES = {
     "tp": "tensor parallel",
@@ -31,41 +35,31 @@ _OF_STAGE = {
     "fit the memory": GREEN,
     "simulated": ORANGE,
 }
-_MEMORY = "memory"
 
 
 def counts_section(report: TrainingSearchReport) -> Section:
     """Return how many strategies are left after each question, and what rules the others out."""
-    pictures = [_funnel(report)]
-    if report.ruled_out:
-        pictures.append(_reasons(sorted(report.ruled_out, key=lambda item: -item.num_strategies)))
+    unit, counts = Column(title="strategies"), Counter[str]()
+    left = (report.num_points, report.num_legal, report.num_fitting, report.num_simulated)
+    caption = f"All that can run are answered in closed form, of {report.num_shapes:,} shapes."
+    plot = Plot(title="What is left of the space", caption=caption, colors=_OF_STAGE)
+    named = dict(zip(_OF_STAGE, left, strict=True))
+    pictures = [draw_counts(plot, named, unit, total=report.num_points)]
+    for item in sorted(report.ruled_out, key=lambda item: -item.num_strategies):
+        counts[describe_verdict(item.verdict)] += item.num_strategies
+    plot = Plot(
+        title="What rules strategies out",
+        caption="A strategy is counted once, by the first rule that it breaks; then those that say"
+        " the same as another, of which the other counts; memory last.",
+        colors={describe_verdict("memory"): PURPLE},
+    )
+    if counts:
+        pictures.append(draw_counts(plot, counts, unit))
     return Section(
         title="Every strategy, counted",
         pictures=pictures,
-        table=ruled_out_table(report) if report.ruled_out else None,
+        table=ruled_out_table(report) if counts else None,
     )
-
-
-def _funnel(report: TrainingSearchReport) -> Chart:
-    counts = (report.num_points, report.num_legal, report.num_fitting, report.num_simulated)
-    caption = f"All that can run are answered in closed form, of {report.num_shapes:,} shapes."
-    plot = Plot(title="What is left of the space", caption=caption, colors=_OF_STAGE)
-    named = dict(zip(_OF_STAGE, counts, strict=True))
-    return draw_counts(plot, named, Column(title="strategies"), total=report.num_points)
-
-
-def _reasons(ordered: Sequence[RuledOut]) -> Chart:
-    counts: dict[str, int] = {}
-    for item in ordered:
-        name = describe_verdict(item.verdict)
-        counts[name] = counts.get(name, 0) + item.num_strategies
-    colors = dict.fromkeys(counts, GREY) | {describe_verdict(_MEMORY): PURPLE}
-    caption = (
-        "A strategy is counted once, by the first rule that it breaks; then those that say the same"
-        " as another, of which the other counts; memory last."
-    )
-    plot = Plot(title="What rules strategies out", caption=caption, colors=colors)
-    return draw_counts(plot, counts, Column(title="strategies"))
 
 
 def maps_section(report: TrainingSearchReport) -> Section:
@@ -89,16 +83,18 @@ def _picture(cells: Sequence[SpaceCell]) -> Chart:
     row_label, column_label = (
         _AXIS_NAMES.get(axis, axis.replace("_", " ")) for axis in (row_axis, column_axis)
     )
-    order = _ordered([cell.row for cell in cells]), _ordered([cell.column for cell in cells])
     placed = sorted(
         (cell for cell in cells if cell.num_legal > 0),
-        key=lambda cell: (order[0].index(cell.row), order[1].index(cell.column)),
+        key=lambda cell: (_place(cell.row), _place(cell.column)),
     )
     table = Table.of(
         placed,
         Column.words(row_label, "row"),
         Column.words(column_label, "column"),
-        replace(Column.of("tokens_per_s_per_gpu"), read=_best_of_cell),
+        replace(
+            Column.of("tokens_per_s_per_gpu"),
+            read=lambda cell: cell.tokens_per_s_per_gpu if cell.num_fitting > 0 else None,
+        ),
         Column(title="strategies that fit", name="num_fitting"),
         Column(title="strategies that can run", name="num_legal"),
         Column.words("best"),
@@ -114,16 +110,8 @@ def _picture(cells: Sequence[SpaceCell]) -> Chart:
     return plot.heat_map("tokens_per_s_per_gpu")
 
 
-def _best_of_cell(cell: SpaceCell) -> float | None:
-    return cell.tokens_per_s_per_gpu if cell.num_fitting > 0 else None
-
-
-def _ordered(values: Sequence[str]) -> list[str]:
-    """Return the values once each, numbers by size, words in their order."""
-    return sorted(dict.fromkeys(values), key=_place)
-
-
 def _place(value: str) -> tuple[float, str]:
+    """Return where a value stands: numbers by size, words in their order."""
     if value in _WORD_ORDER:
         return float(_WORD_ORDER.index(value)), ""
     return (float(value), "") if value.isdigit() else (float(len(_WORD_ORDER)), value)
@@ -138,12 +126,11 @@ def placements_section(rows: Sequence[Row]) -> Section:
     """Return the devices and the layers of every stage of the best placements."""
     placed = first_of_each([row for row in rows if row["placement"]], ("placement", "stage_layers"))
     shown = placed[:_MAX_SHOWN]
-    stages = {row["name"]: placed_stages(row) for row in shown}
     return Section(
         title="Placements",
         intro="Which devices hold which stages of the pipeline, and how many layers each stage has;"
         f" the {len(shown)} best of {len(placed)} listed placements.",
-        pictures=[_chart(stages)],
+        pictures=[_chart(shown)],
         table=Table.of(
             shown,
             Column.words("strategy", "name"),
@@ -151,44 +138,34 @@ def placements_section(rows: Sequence[Row]) -> Section:
             Column.words("layers", "stage_layers"),
             Column(title="step", read=lambda row: describe_step(row["step_time_ms"])),
             Column.of("tokens_per_s_per_gpu"),
-            Column(title="90 % interval", read=describe_bounds),
+            Column(
+                title="90 % interval",
+                read=lambda row: " to ".join(format_number(bound) for bound in figure_bounds(row)),
+            ),
         ),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A stage on a device; `width` is its layers, or one where a placement does not name them."""
-
-    kind: str
-    width: int
-
-
-def _chart(stages: Mapping[str, Sequence[Stage]]) -> Chart:
+def _chart(rows: Sequence[Row]) -> Chart:
     placed = []
-    for name, found in stages.items():
-        ends = accumulate(stage.width for stage in found)
+    for row in rows:
+        devices, widths = zip(*placed_stages(row), strict=True)
+        ends = accumulate(widths)
         placed += [
-            (name, end - stage.width, end, stage.kind, place)
-            for place, (stage, end) in enumerate(zip(found, ends, strict=True))
+            (row["name"], end - width, end, device, place)
+            for place, (device, width, end) in enumerate(zip(devices, widths, ends, strict=True))
         ]
     columns = (
         *(Column.words("strategy"), Column(title="first layer", name="start")),
         *(Column(title="layers up to", name="end"), Column.words("device"), Column(title="stage")),
     )
-    plot = Plot(
-        title="Stages and their layers",
-        table=Table(columns=columns, rows=placed),
-        x="start",
-        y="strategy",
-        by="device",
-        caption="From the first stage to the last; a stage is as wide as it has layers.",
-    )
-    return plot.spans("end")
+    caption = "From the first stage to the last; a stage is as wide as it has layers."
+    plot = Plot(title="Stages and their layers", caption=caption)
+    return draw_spans(plot, Table(columns=columns, rows=placed))
 
 
-def placed_stages(row: Row) -> list[Stage]:
-    """Return the stages of a row's placement; equally wide where it does not name their layers."""
+def placed_stages(row: Row) -> list[tuple[str, int]]:
+    """Return the device and the layers of each stage; one layer where it does not name them."""
     devices: list[str] = []
     for part in row["placement"].split(","):
         count, times, device = part.strip().partition(_TIMES)
@@ -199,4 +176,4 @@ def placed_stages(row: Row) -> list[Stage]:
         widths = [sum(layers[rank :: len(devices)]) for rank in range(len(devices))]
     else:
         widths = [1] * len(devices)
-    return [Stage(device, width) for device, width in zip(devices, widths, strict=True)]
+    return list(zip(devices, widths, strict=True))

@@ -44,7 +44,12 @@ CHANGE = Column.words("change")
 
 def change_columns(columns: Iterable[Column]) -> list[Column]:
     """Return the columns of changes: what each does, after what `columns` say of its best."""
-    then = Column.words("best then", read=_best_cell)
+
+    def best(item: Change) -> str | Cell:
+        then = describe_best_then(item)
+        return then if item.is_same_best else Cell(value=then, tone="calm")
+
+    then = Column.words("best then", read=best)
     return [CHANGE, Column(title="", read=describe_change), *columns, then]
 
 
@@ -63,8 +68,3 @@ def describe_best_then(item: Change) -> str:
 def percent(ratio: float) -> str:
     """Return a change in percent, without a sign of nothing."""
     return f"{round(ratio - 1, 3) + 0.0:+.1%}"
-
-
-def _best_cell(item: Change) -> str | Cell:
-    best = describe_best_then(item)
-    return best if item.is_same_best else Cell(value=best, tone="calm")

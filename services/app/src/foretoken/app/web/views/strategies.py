@@ -15,14 +15,13 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.domain.units import GIB
 from foretoken.simulator.launch.training import write_training_launch
-from foretoken.simulator.report.search_candidates import Row
+from foretoken.simulator.report.search_candidates import Row, ranked_rows
 from foretoken.simulator.report.training_search_rows import (
     describe_verdict,
+    figure_bounds,
     find_best,
-    ranked_rows,
     read_request,
     strategy_rows,
-    throughput_bounds,
 )
 
 _COLUMNS: Final = (
@@ -106,7 +105,7 @@ def show(visit: Visit) -> Shown:
     if (running := show_running(visit, job_id)) is not None:
         return running
     report = _read(visit)
-    rows = ranked_rows(report.candidates)
+    rows = ranked_rows(strategy_rows(report.candidates))
     best = find_best(report, rows) if rows else {}
     by_place = sorted(report.finalists, key=_place_of)
     finalists = [(one, _find_refusal(one)) for one in by_place]
@@ -115,7 +114,7 @@ def show(visit: Visit) -> Shown:
         "spec": write_spec(_SPEC, best.get("name", ""), report.ties),
         "report": report,
         "best": best,
-        "bounds": throughput_bounds(best) if best else (0.0, 0.0),
+        "bounds": figure_bounds(best) if best else (0.0, 0.0),
         "gib": GIB,
         "objective": read_request(report).get("objective", ""),
         "simulation": visit.first("simulation"),
@@ -131,7 +130,7 @@ def send_candidates(visit: Visit) -> Sent:
     report = _read(visit)
     columns = {name: list(getattr(report.candidates, name)) for name in _COLUMNS}
     rows: list[Row] = strategy_rows(report.candidates)
-    bounds = [throughput_bounds(row) for row in rows]
+    bounds = [figure_bounds(row) for row in rows]
     columns["low"], columns["high"] = ([pair[end] for pair in bounds] for end in (0, 1))
     for name in ("reserved", "margin"):
         columns[f"{name}_gib"] = [row[f"{name}_bytes"] / GIB for row in rows]
