@@ -154,6 +154,7 @@ def test_sql_that_is_no_question_is_refused(text: str, recorded: CatalogAdminPor
     assert 4 == read_table(recorded.read_measurements(_ALL)).num_rows
 
 
+@pytest.mark.slow
 def test_sql_that_runs_away_is_ended(port: CatalogAdminPort) -> None:
     with pytest.raises(QueryLimitError):
         _ask(port, "SELECT * FROM range(20000)")
@@ -197,6 +198,7 @@ def test_a_backup_is_a_catalog(port: CatalogAdminPort, tmp_path: Path) -> None:
     assert (12, {"first"}) == (rows.num_rows, set(rows.column("run_id").to_pylist()))
 
 
+@pytest.mark.slow
 def test_pruning_spares_what_a_snapshot_needs(port: CatalogAdminPort) -> None:
     _record(port, "needed")
     port.create_snapshot(_ALL)

@@ -134,6 +134,7 @@ def test_an_error_of_the_sender_reaches_the_sender_and_leaves_nothing(port: Cata
     assert () == port.list_artifacts(KIND)
 
 
+@pytest.mark.slow
 def test_the_newest_comes_first(port: CatalogPort) -> None:
     """Over more than one page of an answer."""
     names = [f"v{number:03}" for number in range(101)]

@@ -97,6 +97,7 @@ def test_a_notebook_awaited(place: tuple[str, str]) -> None:
     asyncio.run(notebook())
 
 
+@pytest.mark.slow
 def test_leaving_an_awaited_call_cancels_its_job(place: tuple[str, str]) -> None:
     async def leave() -> foretoken.Job:
         async with _open_async(place) as ft:

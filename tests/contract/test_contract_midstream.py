@@ -94,6 +94,7 @@ def _read(rows: ArrowStream) -> Iterator[int]:
         yield piece.num_rows
 
 
+@pytest.mark.slow
 def test_a_limit_met_after_the_first_rows(large_path: Path, reach: Reach) -> None:
     query = SqlQuery(text="SELECT m, n, k, latency_us_median FROM op_gemm")
     with _opened(str(large_path)) as service:
@@ -117,6 +118,7 @@ def _damage_times(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_damage_met_while_rows_are_read(large_path: Path, reach: Reach) -> None:
     _damage_times(large_path)
     with _opened(str(large_path)) as service:

@@ -18,6 +18,8 @@ from foretoken.client.services import CatalogClient
 from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.measurements.measurement import SqlQuery
 
+pytestmark = pytest.mark.slow
+
 # DuckDB does not look whether it is interrupted within one value.
 _UNINTERRUPTIBLE = "SELECT levenshtein(repeat('ab', 300000), repeat('ba', 300000))"
 _ENDLESS = SqlQuery(text="FROM range(1000000000000)")
@@ -52,7 +54,6 @@ def _wait_until_over(service: CatalogService) -> None:
     assert {} == service.sql_statistics().limits_hit
 
 
-@pytest.mark.slow
 def test_it_ends_with_the_deadline(service: CatalogService, options: ChannelOptions) -> None:
     with (
         CatalogClient.connect(replace(options, stream_deadline_s=3.0)) as client,

@@ -27,6 +27,7 @@ def _read_json(home: Path, *words: str) -> Any:
     return json.loads(_run(home, "--output", "json", *words).stdout)
 
 
+@pytest.mark.slow
 def test_what_is_learned_of_a_run_applies_to_another_simulation(tmp_path: Path) -> None:
     """Unmeasured, steps are simulated half again as long as the example's; then they fit."""
     validate = ("validate", "serving", _SERVER, "--measured", _RUN)
@@ -53,6 +54,7 @@ def _refuse(home: Path, *words: str) -> str:
     return f"{outcome.stderr} {outcome.exception}"
 
 
+@pytest.mark.slow
 def test_what_is_learned_of_steps_applies_to_requests_that_were_measured_apart(
     tmp_path: Path,
 ) -> None:

@@ -62,6 +62,7 @@ def workers() -> Iterator[Executor]:
     executor.close()
 
 
+@pytest.mark.slow
 def test_workers_find_the_same_bit_for_bit(workers: Executor) -> None:
     others, basis = _questions()
     expected = [find_highest_rate(other, basis) for other in others]

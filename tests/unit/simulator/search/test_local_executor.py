@@ -28,6 +28,8 @@ from foretoken.jobs.executors.observed import ObservedExecutor
 from foretoken.simulator.cost.tables import flat_tables
 from foretoken.simulator.statistics import SimulatorStatistics
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def executor() -> Iterator[LocalExecutor]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from placement_fakes import GROUPS, SheetPredictor, build_request
+from slow_cases import slow_but
 
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
@@ -72,7 +73,7 @@ def _check_against_simulator(answers: Answers, rows: Sequence[int], rel: float) 
     ("schedule", "rounds"),
     [("one_f_one_b", 1), ("gpipe", 1), ("zero_bubble_h1", 1), ("interleaved", 2)],
 )
-@pytest.mark.parametrize("profile", ["plain", "megatron-core"])
+@pytest.mark.parametrize("profile", slow_but(["plain"], ["plain", "megatron-core"]))
 def test_the_closed_form_is_near_the_event_simulator(
     schedule: str, rounds: int, profile: str
 ) -> None:

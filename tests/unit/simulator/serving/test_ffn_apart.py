@@ -244,6 +244,7 @@ def test_engines_that_speculate_are_refused() -> None:
 _APART = "expert_exchange=all_to_all+ffn_devices=8"
 
 
+@pytest.mark.slow
 def test_a_search_tries_it_where_it_is_asked_for_and_simulates_what_it_predicts() -> None:
     scenario = _scenario()
     space: dict[str, Any] = {"tp": (1,), "dp": (16,), "ep": (16,), "modes": ("aggregated",)}

@@ -295,6 +295,7 @@ def test_variants_of_prices_are_timed_as_other_predictors_would_be() -> None:
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_bounds_of_some_are_those_of_all() -> None:
     """Whoever requests the estimates first, on two kinds of device, and in any order."""
     base = _base(model=replace(find_model("llama-2-7b"), num_layers=4))

@@ -170,6 +170,7 @@ def test_a_dataset_gives_the_tokens() -> None:
         _plan(TrainingRunRequest(scenario=_SCENARIO, dataset="wikitext103"))
 
 
+@pytest.mark.slow
 def test_a_target_is_met_by_the_fewest_devices_that_can() -> None:
     """By trying every size one after the other."""
     request = replace(_RUN, failures=_FAILS)
