@@ -110,12 +110,12 @@ demo: setup ## four services on loopback: profile this CPU, train, simulate, dra
 COMPILE := $(BIN)/python -c 'from foretoken.simulator.serving.compilation import compile_engines as c; c()'
 
 .PHONY: test
-test: setup ## run the tests, in minutes; test-slow has the rest
+test: setup ## run what a change breaks first, in minutes; test-slow has the rest
 	@$(COMPILE) & \
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m 'not slow' $(PYTEST_ARGS)
 
 .PHONY: test-slow
-test-slow: setup ## run what takes long: processes killed, Ray, properties on more examples, the catalog as a lake where PostgreSQL is installed
+test-slow: setup ## run what takes long: real processes, whole profiles, long searches, further cases, Ray, properties on more examples, the catalog as a lake where PostgreSQL is installed
 	@$(COMPILE) & \
 	status=0; $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m slow $(PYTEST_ARGS) || status=$$?; \
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m 'not slow' --hypothesis-profile=slow $(PYTEST_ARGS) \
