@@ -22,9 +22,9 @@ from foretoken.app.compose import Composition
 from foretoken.app.config import load_config
 from foretoken.domain.lowering.eager import ModelForm, lower_step
 from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.profiling import ClosureRequest, ClosureStep, ProfileRequest
 from foretoken.domain.models.hf_config import architecture_of_hf_config
-from foretoken.domain.ports import TrainRequest
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.host.measuring import measure_host
 from foretoken.profiler.local_device import find_local_device

@@ -48,7 +48,8 @@ from foretoken.predictor.regression.member import NAMES, MemberFitter
 from foretoken.predictor.regression.mixture import learn_shares
 from foretoken.predictor.regression.series_regressor import spread
 from foretoken.predictor.roofline import FloatColumn, IntColumn
-from foretoken.predictor.training_rows import Series, read_series
+from foretoken.predictor.series import Series
+from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.transfer import train_transfers, transfer_names
 from foretoken.simulator.latency_source import LatencySource
 from foretoken.simulator.search.training.step_time import StepTimer

@@ -19,7 +19,7 @@ from accuracy.trial import CONFIG
 from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.planning.profile_plan import PlanQuestion, rank_points
 from foretoken.predictor.regression.kriging import Scales, learn_scales
-from foretoken.predictor.training_rows import Series
+from foretoken.predictor.series import Series
 from foretoken.predictor.transfer.device_transfer import train_transfer_series
 from foretoken.predictor.transfer.library import DonorLibrary
 from foretoken.predictor.transfer.pool import DonorPool

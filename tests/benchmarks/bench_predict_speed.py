@@ -28,6 +28,7 @@ from foretoken.client.services import PredictorClient
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import (
     MeasurementBatch,
     MeasurementFilter,
@@ -36,7 +37,7 @@ from foretoken.domain.measurements.measurement import (
 )
 from foretoken.domain.measurements.surface import SurfaceAxis, SurfaceQuery
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import PredictorPort, TrainRequest
+from foretoken.domain.ports import PredictorPort
 from foretoken.predictor import servicer as predictor_servicer
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.roofline import Target, compute_limits

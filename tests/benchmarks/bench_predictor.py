@@ -14,7 +14,7 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.job import JobState
-from foretoken.domain.ports import TrainRequest
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService

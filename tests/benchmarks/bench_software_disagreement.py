@@ -24,7 +24,8 @@ from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.operators.spec.operator import all_operators
-from foretoken.predictor.training_rows import Series, SeriesKey, read_series
+from foretoken.predictor.series import Series, SeriesKey
+from foretoken.predictor.training_rows import read_series
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 _SOURCES = (("aiconfigurator", "aiconfigurator/systems"), ("llmservingsim", "llmservingsim"))

@@ -27,14 +27,9 @@ from foretoken.domain.measurements.measurement import MeasurementFilter  # noqa:
 from foretoken.domain.ports import CatalogPort  # noqa: E402
 from foretoken.predictor.config import PredictorConfig  # noqa: E402
 from foretoken.predictor.intervals.coverage import Tier  # noqa: E402
+from foretoken.predictor.series import Series, SeriesKey  # noqa: E402
 from foretoken.predictor.trainer import SeriesModel, train_series  # noqa: E402
-from foretoken.predictor.training_rows import (  # noqa: E402
-    Series,
-    SeriesKey,
-    group_rows,
-    keep_usable,
-    read_fastest,
-)
+from foretoken.predictor.training_rows import group_rows, keep_usable, read_fastest  # noqa: E402
 from foretoken.wire.arrow import read_table  # noqa: E402
 
 # A tenth is left out, of each series at most so many points.

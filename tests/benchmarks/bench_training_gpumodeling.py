@@ -26,9 +26,10 @@ from foretoken.catalog.service import CatalogService
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.ports import PredictorPort, TrainRequest
+from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import TrainingReport

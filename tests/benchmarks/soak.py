@@ -35,6 +35,7 @@ from foretoken.client.job_wait import wait_for_job
 from foretoken.client.services import CatalogClient, PredictorClient, SimulatorClient
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Phase
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import (
     MeasurementBatch,
     MeasurementFilter,
@@ -43,7 +44,6 @@ from foretoken.domain.measurements.measurement import (
     SqlQuery,
 )
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.ports import TrainRequest
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import TrainingSearchRequest

@@ -11,7 +11,7 @@ from training_tables import import_training_tables
 from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.job import JobState
-from foretoken.domain.ports import TrainRequest
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
 

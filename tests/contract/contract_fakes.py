@@ -16,6 +16,7 @@ from foretoken.domain.measurements.estimate import (
     LatencyReply,
     Provenance,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion, TrainRequest
 from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
@@ -36,7 +37,6 @@ from foretoken.domain.measurements.profiling import (
     ProfileReport,
     ProfileRequest,
 )
-from foretoken.domain.ports import ModelVersion, TrainRequest
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.training_search import StrategyFinalist
 from foretoken.domain.results.report import PredictorTrainingReport, ServingReport

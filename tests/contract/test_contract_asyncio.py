@@ -31,13 +31,13 @@ from foretoken.domain.errors import (
 )
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import (
     BatchReceipt,
     MeasurementBatch,
     MeasurementFilter,
 )
 from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
-from foretoken.domain.ports import TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor import servicer as predictor_servicer
 from foretoken.profiler import servicer as profiler_servicer

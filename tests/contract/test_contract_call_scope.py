@@ -24,8 +24,9 @@ from foretoken.domain.call_scope import (
 )
 from foretoken.domain.definition import Definition
 from foretoken.domain.errors import ServiceUnavailableError
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.measurements.measurement import RunSummary
-from foretoken.domain.ports import CatalogPort, ModelVersion, PredictorPort
+from foretoken.domain.ports import CatalogPort, PredictorPort
 from foretoken.predictor import servicer as predictor_servicer
 from foretoken.simulator import servicer as simulator_servicer
 

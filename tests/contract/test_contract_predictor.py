@@ -21,8 +21,9 @@ from foretoken.domain.errors import (
 )
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Provenance
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import MeasurementBatch
-from foretoken.domain.ports import PredictorPort, TrainRequest
+from foretoken.domain.ports import PredictorPort
 from foretoken.predictor import servicer
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService

@@ -21,10 +21,11 @@ from foretoken.domain.errors import (
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.correction import CorrectionRequest, Observation, ObservedCall
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorCall, OperatorTable
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import MeasurementBatch
 from foretoken.domain.measurements.planning import CandidateAxis, PlanRequest
 from foretoken.domain.measurements.surface import SurfaceAxis, SurfaceQuery
-from foretoken.domain.ports import PredictorPort, TrainRequest
+from foretoken.domain.ports import PredictorPort
 from foretoken.predictor import servicer
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService

@@ -25,9 +25,9 @@ from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.ports import TrainRequest
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import TrainingSearchRequest

@@ -33,7 +33,7 @@ from foretoken.api.types.v1 import (
     search_pb2,
     workload_pb2,
 )
-from foretoken.domain import ports, schema
+from foretoken.domain import schema
 from foretoken.domain.definition import Definition
 from foretoken.domain.frameworks import engine
 from foretoken.domain.frameworks.trainer import TrainerSpec
@@ -43,6 +43,7 @@ from foretoken.domain.job import Job
 from foretoken.domain.measurements import (
     correction,
     estimate,
+    latency_models,
     measurement,
     planning,
     profiling,
@@ -117,7 +118,7 @@ MIRRORS: Mapping[type, type[Message]] = {
     planning.PlannedPoint: planning_pb2.PlannedPoint,
     planning.PlanRequest: predictor_pb2.PlanProfileRequest,
     planning.ProfilePlan: planning_pb2.ProfilePlan,
-    ports.ModelVersion: predictor_pb2.ModelVersion,
+    latency_models.ModelVersion: predictor_pb2.ModelVersion,
     profiling.ClosureReport: profiling_pb2.ClosureReport,
     profiling.ClosureRequest: profiler_pb2.CreateClosureRequest,
     profiling.ClosureStep: profiling_pb2.ClosureStep,
@@ -129,7 +130,7 @@ MIRRORS: Mapping[type, type[Message]] = {
     profiling.ProfileOutline: profiling_pb2.ProfileOutline,
     profiling.ProfileReport: report_pb2.ProfileReport,
     profiling.ProfileRequest: profiling_pb2.ProfileRequest,
-    ports.TrainRequest: predictor_pb2.CreateTrainingRequest,
+    latency_models.TrainRequest: predictor_pb2.CreateTrainingRequest,
     report.ClassReport: report_pb2.ClassReport,
     report.EngineReport: report_pb2.EngineReport,
     report.Feasibility: report_pb2.Feasibility,
@@ -363,7 +364,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     ),
     (planning.PlanRequest, "budget_gpu_s"): POSITIVE_FLOATS,
     (planning.PlanRequest, "seed"): NOT_NEGATIVE,
-    (ports.TrainRequest, "seed"): NOT_NEGATIVE,
+    (latency_models.TrainRequest, "seed"): NOT_NEGATIVE,
     (profiling.ClosureStep, "kind"): st.sampled_from(profiling.STEP_KINDS),
     (profiling.ClosureStep, "mode"): st.sampled_from(profiling.STEP_MODES),
     (profiling.ClosureStep, "batch_size"): POSITIVE,

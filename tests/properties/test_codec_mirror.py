@@ -15,10 +15,10 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.measurements.estimate import DType, Phase, Provenance
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import RunKind
 from foretoken.domain.measurements.profiling import ProfileRequest
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.ports import TrainRequest
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.wire import codec
 

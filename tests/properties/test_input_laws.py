@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from foretoken.app.cli.calibrate import read_observations
-from foretoken.app.cli.option_text import parse_values, parse_whole
+from foretoken.app.cli.dim_text import parse_values, parse_whole
 from foretoken.app.cli.profile import read_points
 from foretoken.app.config import load_config
 from foretoken.app.module_times_file import read_module_times

@@ -21,8 +21,8 @@ from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.model_store import write_models
 from foretoken.predictor.roofline import compute_limits
+from foretoken.predictor.series import Series, SeriesKey, build_series
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO, train_series
-from foretoken.predictor.training_rows import Series, SeriesKey, build_series
 from foretoken.predictor.transfer import train_transfers
 
 Calls = Sequence[Sequence[int]]

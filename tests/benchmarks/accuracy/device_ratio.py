@@ -16,8 +16,8 @@ from accuracy.table import Integers, take
 from accuracy.trial import CONFIG, Score, ask, score
 from foretoken.domain.measurements.estimate import LatencyColumns
 from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.series import Series
 from foretoken.predictor.trainer import train_series
-from foretoken.predictor.training_rows import Series
 
 NAME = "device ratio"
 _OPERATORS = ("gemm", "attention_prefill", "attention_decode", "moe_experts")

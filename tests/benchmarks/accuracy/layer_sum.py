@@ -15,7 +15,7 @@ from accuracy.table import Floats, Integers, Mask, read_points
 from accuracy.trial import Score, can_ask, estimate, score
 from foretoken.domain.measurements.estimate import LatencyColumns
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.predictor.training_rows import SeriesKey, build_series
+from foretoken.predictor.series import SeriesKey, build_series
 
 NAME = "Vidur layer sum"
 SOURCES = (VIDUR_A30, VIDUR_A100, VIDUR_H100)

@@ -14,7 +14,8 @@ from foretoken.catalog.importing import ImportRequest, find_importer
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.measurement import CheckRequest, MeasurementFilter
-from foretoken.predictor.training_rows import Series, read_series
+from foretoken.predictor.series import Series
+from foretoken.predictor.training_rows import read_series
 from foretoken.wire.arrow import read_table
 
 

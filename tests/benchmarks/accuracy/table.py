@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.predictor.training_rows import Series, SeriesKey, build_series
+from foretoken.predictor.series import Series, SeriesKey, build_series
 from foretoken.wire.arrow import dims_to_columns
 
 Floats = npt.NDArray[np.float64]

@@ -16,8 +16,8 @@ from foretoken.domain.measurements.estimate import (
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.trainer import train_series
-from foretoken.predictor.training_rows import Series, SeriesKey
 
 CONFIG = PredictorConfig(state_folder="")
 # Too few to train on or to judge by.

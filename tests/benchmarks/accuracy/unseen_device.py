@@ -14,9 +14,9 @@ from accuracy.source import AICONFIGURATOR, Measurements
 from accuracy.table import Integers, take
 from accuracy.trial import CONFIG, Score, ask, score
 from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.series import Series, SeriesHead, SeriesKey
 from foretoken.predictor.software import parse_software
 from foretoken.predictor.trainer import SeriesModel, train_series
-from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel, train_transfers
 from foretoken.predictor.transfer.device_transfer import train_transfer_series
 from foretoken.predictor.transfer.library import DonorLibrary

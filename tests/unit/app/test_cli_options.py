@@ -10,13 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from foretoken.app.cli.main import app
-from foretoken.app.cli.option_text import (
-    AXES,
-    parse_limit,
-    parse_limits,
-    parse_ms,
-    parse_s,
-)
+from foretoken.app.cli.option_text import AXES, parse_limit, parse_limits, parse_ms, parse_s
 from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.state import parse_assignments
 from foretoken.domain import schema

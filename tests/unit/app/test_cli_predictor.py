@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from foretoken.app.cli.dim_text import parse_values
 from foretoken.app.cli.main import app
-from foretoken.app.cli.option_text import parse_values
 from foretoken.app.cli.predictor import training_table
 from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
@@ -37,6 +37,7 @@ from foretoken.domain.measurements.estimate import (
     Phase,
     Provenance,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion, TrainRequest
 from foretoken.domain.measurements.planning import (
     CandidateAxis,
     PlannedPoint,
@@ -44,7 +45,6 @@ from foretoken.domain.measurements.planning import (
     ProfilePlan,
 )
 from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
-from foretoken.domain.ports import ModelVersion, TrainRequest
 from foretoken.domain.results.report import (
     HeldOutCase,
     OperatorTrainingReport,

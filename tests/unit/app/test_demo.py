@@ -11,8 +11,8 @@ from foretoken.app.demo import OPERATORS, run_demo
 from foretoken.client.facade import Foretoken
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, LatencyReply
+from foretoken.domain.measurements.latency_models import ModelVersion, TrainRequest
 from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
-from foretoken.domain.ports import ModelVersion, TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.jobs.runner import JobRunner
 from foretoken.jobs.service import RunsJobs

@@ -15,8 +15,8 @@ from foretoken.catalog.config import CatalogConfig
 from foretoken.catalog.service import CatalogService
 from foretoken.domain.measurements.measurement import MeasurementBatch, Run, RunKind
 from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.starter import StarterSeries
-from foretoken.predictor.training_rows import Series, SeriesKey
 from foretoken.wire.arrow import rows_to_table
 
 _PROGRAM = Path(__file__).resolve().parents[3] / "starter"

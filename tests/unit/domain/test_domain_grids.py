@@ -5,10 +5,10 @@ import pytest
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.correction import CorrectionRequest, Observation, ObservedCall
 from foretoken.domain.measurements.estimate import DType, OperatorCall
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.planning import MAX_CANDIDATES, CandidateAxis, PlanRequest
 from foretoken.domain.measurements.surface import MAX_SURFACE_POINTS, SurfaceAxis, SurfaceQuery
 from foretoken.domain.operators.spec.operator import all_operators
-from foretoken.domain.ports import TrainRequest
 from foretoken.wire.keepalive import MAX_MESSAGE_BYTES
 
 _WIDE = tuple(range(1, 10_001))

@@ -8,7 +8,7 @@ import pytest
 from predictor_fakes import FakeCatalog, Rows
 
 from foretoken.domain.job import JobState
-from foretoken.domain.ports import TrainRequest
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.service import PredictorService

@@ -25,7 +25,7 @@ from accuracy.trial import Score
 
 from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.predictor.training_rows import SeriesKey, build_series
+from foretoken.predictor.series import SeriesKey, build_series
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
 
 _M, _N = (column.ravel() for column in np.meshgrid(2 ** np.arange(10), [64, 96, 128, 192, 256]))

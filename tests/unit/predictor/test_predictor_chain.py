@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from predictor_fakes import Rows, base_us, columns_of, row_of
 
-from foretoken.domain.lowering.node_builder import EAGER_VARIANT
 from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
@@ -15,6 +14,7 @@ from foretoken.domain.measurements.estimate import (
     Phase,
 )
 from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import EAGER_VARIANT
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 

@@ -21,7 +21,7 @@ _OTHER_QUESTION = """
 import numpy as np
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.trainer import train_series
-from foretoken.predictor.training_rows import Series, SeriesKey
+from foretoken.predictor.series import Series, SeriesKey
 axes = [(1, 3, 40, 700), (4,), (64,), (64,), (2048, 7168), (512, 2048, 4096)]
 points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(axes))
 key = SeriesKey("moe_experts", "h100_sxm", "", "bf16", "forward", "")

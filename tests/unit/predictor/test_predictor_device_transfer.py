@@ -8,7 +8,7 @@ import pytest
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.regression.prediction import RegressorState
-from foretoken.predictor.training_rows import Series, SeriesKey
+from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.transfer.device_law import DeviceLaw, fit_device_law
 from foretoken.predictor.transfer.device_transfer import (
     DeviceTransferRegressor,

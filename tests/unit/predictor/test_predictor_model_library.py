@@ -19,8 +19,8 @@ from foretoken.domain.errors import (
 )
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import MeasurementFilter, Snapshot
-from foretoken.domain.ports import TrainRequest
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_store import StoredSeries, read_models
 from foretoken.predictor.service import PredictorService

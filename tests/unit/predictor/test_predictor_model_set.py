@@ -9,8 +9,8 @@ from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.roofline import Target
+from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.trainer import train_series
-from foretoken.predictor.training_rows import Series, SeriesKey
 
 _MOE = find_operator("moe_experts")
 _TARGET = Target(device=find_device("a100_sxm_80"), dtype=DType.BF16, phase=Phase.FORWARD)

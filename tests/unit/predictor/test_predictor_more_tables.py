@@ -13,8 +13,8 @@ from foretoken.domain.measurements.estimate import DType, LatencyQuery, Operator
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.model_set import ModelSet
+from foretoken.predictor.series import Series, SeriesKey, build_series
 from foretoken.predictor.trainer import SeriesModel, train_series
-from foretoken.predictor.training_rows import Series, SeriesKey, build_series
 from foretoken.predictor.transfer import train_transfers
 
 _SYSTEMS = Path(__file__).parents[4] / "shared" / "data" / "aiconfigurator" / "systems" / "data"

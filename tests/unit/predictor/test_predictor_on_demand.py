@@ -26,6 +26,7 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import (
     ArrowStream,
     Coverage,
@@ -34,7 +35,6 @@ from foretoken.domain.measurements.measurement import (
     RunKind,
     RunSummary,
 )
-from foretoken.domain.ports import TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.jobs.runner import JobProgress, JobRunner
 from foretoken.predictor.config import BoosterConfig, PredictorConfig

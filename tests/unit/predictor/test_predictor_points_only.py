@@ -11,9 +11,10 @@ from foretoken.domain.measurements.estimate import DType, LatencyQuery, LatencyR
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.learned_folder import LearnedFolder
+from foretoken.predictor.series import Series
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.trainer import train_series
-from foretoken.predictor.training_rows import Series, read_series
+from foretoken.predictor.training_rows import read_series
 from foretoken.wire.arrow import rows_to_table
 
 _BETWEEN = {"m": 600, "n": 4096, "k": 4096}

@@ -8,8 +8,8 @@ import pytest
 from predictor_fakes import FakeCatalog, all_reduce_rows, gemm_rows
 
 from foretoken.domain.errors import ServiceUnavailableError
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import MeasurementFilter
-from foretoken.domain.ports import TrainRequest
 from foretoken.jobs.executor import R, S, T, keep_going
 from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.jobs.progress import JobProgress

@@ -34,7 +34,7 @@ from foretoken.domain.measurements.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.ports import TrainRequest
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 

@@ -10,14 +10,15 @@ import pytest
 from predictor_fakes import FakeCatalog, all_reduce_rows, gemm_rows
 
 from foretoken.domain.job import Job
-from foretoken.domain.ports import TrainRequest
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.jobs.executors.local import LocalExecutor
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
+from foretoken.predictor.series import Series
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.training import train_item
-from foretoken.predictor.training_rows import Series, read_series
+from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.transfer.pool import DonorPool
 from foretoken.wire.arrow import rows_to_table
 

@@ -24,6 +24,7 @@ from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.model_store import write_models
+from foretoken.predictor.series import SeriesKey
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.starter import (
     INDEX_NAME,
@@ -34,7 +35,6 @@ from foretoken.predictor.starter import (
     write_index,
 )
 from foretoken.predictor.trainer import tune
-from foretoken.predictor.training_rows import SeriesKey
 from foretoken.predictor.tuning import write_tunings
 
 _VLLM = SeriesKey("gemm", "a30", "", "fp16", "forward", "vllm 0.24.0")

@@ -9,8 +9,9 @@ from predictor_fakes import FakeCatalog, gemm_rows, row_of
 
 from foretoken.domain.measurements.measurement import MeasurementFilter, Run, RunKind, RunSummary
 from foretoken.predictor.recent_rows import read_recent
+from foretoken.predictor.series import SeriesKey, build_series
 from foretoken.predictor.software import matches
-from foretoken.predictor.training_rows import SeriesKey, build_series, read_series
+from foretoken.predictor.training_rows import read_series
 from foretoken.wire.arrow import read_table
 
 GEMM = SeriesKey("gemm", "a30", "", "fp16", "forward", "")

@@ -8,8 +8,9 @@ from predictor_fakes import FakeCatalog, all_reduce_rows, gemm_rows
 
 from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.series import Series
 from foretoken.predictor.trainer import SeriesModel, train_series, tune
-from foretoken.predictor.training_rows import Series, read_series
+from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.tuning import read_tunings, write_tunings
 
 _CONFIG = PredictorConfig(state_folder="")

@@ -28,6 +28,7 @@ from foretoken.domain.measurements.estimate import OperatorCall as OperatorCall
 from foretoken.domain.measurements.estimate import OperatorTable as OperatorTable
 from foretoken.domain.measurements.estimate import Phase as Phase
 from foretoken.domain.measurements.estimate import Provenance as Provenance
+from foretoken.domain.measurements.latency_models import TrainRequest as TrainRequest
 from foretoken.domain.measurements.measurement import CheckRequest as CheckRequest
 from foretoken.domain.measurements.measurement import MeasurementBatch as MeasurementBatch
 from foretoken.domain.measurements.measurement import QualityReport as QualityReport
@@ -48,7 +49,6 @@ from foretoken.domain.measurements.surface import SurfaceAxis as SurfaceAxis
 from foretoken.domain.measurements.surface import SurfaceQuery as SurfaceQuery
 from foretoken.domain.models.architecture import ModelArchitecture as ModelArchitecture
 from foretoken.domain.models.load import load_model as load_model
-from foretoken.domain.ports import TrainRequest as TrainRequest
 from foretoken.domain.requests.cluster import AutoscalingSpec as AutoscalingSpec
 from foretoken.domain.requests.cluster import ClusterSpec as ClusterSpec
 from foretoken.domain.requests.cluster import FailureSpec as FailureSpec

@@ -15,8 +15,8 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.ports import ModelVersion
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.form import SurfaceForm

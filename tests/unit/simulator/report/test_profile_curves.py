@@ -12,7 +12,7 @@ from foretoken.domain.measurements.estimate import (
     LatencyReply,
     Provenance,
 )
-from foretoken.domain.ports import ModelVersion
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.simulator.measured_curves import FittedCurve, fit_curves, read_curves
 from foretoken.simulator.report.profile_curves import (
     profile_sections,

@@ -14,9 +14,9 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.spec.operator import Phase, find_operator
-from foretoken.domain.ports import ModelVersion
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import (
     NodeGroup,

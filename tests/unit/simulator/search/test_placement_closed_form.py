@@ -10,8 +10,8 @@ from slow_cases import slow_but
 
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.ports import ModelVersion
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.training_search import TrainingSearchRequest
 from foretoken.domain.results.report import Feasibility

@@ -18,9 +18,10 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import ModelVersion, PredictorPort
+from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import (
     LatencyLimit,

@@ -20,9 +20,9 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion, TrainRequest
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import ModelVersion, TrainRequest
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.results.report import (
     PredictorTrainingReport,

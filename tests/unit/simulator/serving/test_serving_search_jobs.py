@@ -18,7 +18,7 @@ from foretoken.domain.errors import (
 )
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.job import JobState
-from foretoken.domain.ports import ModelVersion
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.requests.cluster import AutoscalingSpec, ClusterSpec, ReplicaPool, RoutingSpec
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import (

@@ -16,8 +16,8 @@ from foretoken.domain.errors import (
 )
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.job import JobState
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.ports import ModelVersion
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.config import SimulatorConfig

@@ -16,7 +16,7 @@ from foretoken.domain.measurements.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.ports import ModelVersion
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.simulator.steps.library_answers import answer_by_libraries
 
 # Microseconds by operator and part.

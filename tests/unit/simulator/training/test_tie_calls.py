@@ -8,8 +8,8 @@ import pytest
 from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor, build_scenario
 
 from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.ports import ModelVersion
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.space import resolve_space

@@ -12,8 +12,8 @@ from foretoken.domain.measurements.estimate import (
     LatencyReply,
     Provenance,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.ports import ModelVersion
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.training_search import TrainingSearchRequest, TrainingSpace
 from foretoken.simulator.search.training.answers import Answers

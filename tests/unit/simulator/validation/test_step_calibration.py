@@ -10,7 +10,7 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
 from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, LatencyReply
-from foretoken.domain.ports import ModelVersion
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.latency_surfaces import fetch_surfaces, surface_spec
 from foretoken.simulator.serving.step_cost import SurfaceCost

@@ -16,6 +16,7 @@ from foretoken.domain.measurements.estimate import (
     Phase,
     pick_estimate,
 )
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import (
     ArrowStream,
     BatchReceipt,
@@ -41,7 +42,6 @@ from foretoken.domain.ports import (
     PredictorPort,
     ProfilerPort,
     SimulatorPort,
-    TrainRequest,
 )
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.search import (

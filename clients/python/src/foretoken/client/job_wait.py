@@ -2,17 +2,20 @@
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.job import Job
-from foretoken.domain.ports import JobsPort
+
+if TYPE_CHECKING:
+    from foretoken.domain.ports import JobsPort
 
 _log = logging.getLogger(__name__)
 
 OnProgress = Callable[[Job], None]
 
 
-def wait_for_job(jobs: JobsPort, job: Job, on_progress: OnProgress | None = None) -> Job:
+def wait_for_job(jobs: "JobsPort", job: Job, on_progress: OnProgress | None = None) -> Job:
     """Return the job once it is final, however it ended; an interruption cancels it."""
     try:
         for state in jobs.watch_job(job.job_id):

@@ -5,15 +5,14 @@ progress until it ends, the result stays until it is asked for. All methods rais
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
-from foretoken.domain.alias import settle_devices
 from foretoken.domain.definition import Definition
 from foretoken.domain.job import Job, Watch
 from foretoken.domain.job_record import JobRecord, JobUpdate
 from foretoken.domain.measurements.correction import Correction, CorrectionRequest
 from foretoken.domain.measurements.estimate import Explanation, LatencyQuery, LatencyReply
+from foretoken.domain.measurements.latency_models import ModelVersion, TrainRequest
 from foretoken.domain.measurements.measurement import (
     ArrowStream,
     Artifact,
@@ -44,7 +43,6 @@ from foretoken.domain.measurements.profiling import (
     ProfileRequest,
 )
 from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
-from foretoken.domain.requests.option import check_options, option
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.search import (
     CapacityReport,
@@ -231,31 +229,6 @@ class ProfilerPort(JobsPort, Protocol):
 
     def get_closure_report(self, job_id: str) -> ClosureReport:
         """Return the result of finished closure measurements."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainRequest:
-    """What to train on: everything, or one device or operator only."""
-
-    device: str = option("", "Only this device's measurements.")
-    operator: str = option("", "Only this operator.")
-    seed: int = option(0, "Seed of folds and sampling.", minimum=0)
-
-    def __post_init__(self) -> None:
-        """Check the seed."""
-        settle_devices(self, "device")
-        check_options(self, "training")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelVersion:
-    """A trained set of latency models. `created_at` is ISO 8601 UTC."""
-
-    version: str
-    created_at: str
-    snapshot_hash: str
-    num_rows: int
-    is_active: bool
 
 
 class PredictorPort(JobsPort, Protocol):

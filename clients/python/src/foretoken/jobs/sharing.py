@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foretoken import __version__
 from foretoken.domain.errors import (
@@ -27,8 +27,10 @@ from foretoken.domain.errors import (
 from foretoken.domain.job import Job, JobState
 from foretoken.domain.job_record import MAX_PIECE_BYTES, JobFile, JobPiece, JobRecord, JobUpdate
 from foretoken.domain.name import text_to_name
-from foretoken.domain.ports import JobRecordsPort
 from foretoken.jobs.folder import KEPT_SUFFIX, LIST_SUFFIX, JobFolder
+
+if TYPE_CHECKING:
+    from foretoken.domain.ports import JobRecordsPort
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class SharedJobs:
 
     def __init__(
         self,
-        store: JobRecordsPort,
+        store: "JobRecordsPort",
         service: str,
         *,
         lease_s: float = 30.0,

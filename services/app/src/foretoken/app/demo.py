@@ -15,9 +15,9 @@ from foretoken.domain.errors import ServiceUnavailableError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.estimate import DType, LatencyEstimate
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.profiling import ProfileReport, ProfileRequest
 from foretoken.domain.models.architecture import find_model
-from foretoken.domain.ports import TrainRequest
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.slo import Slo
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec

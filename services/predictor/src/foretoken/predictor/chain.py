@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.lowering.node_builder import EAGER_VARIANT
 from foretoken.domain.measurements.estimate import LatencyColumns, OperatorTable, Phase
+from foretoken.domain.operators.spec.variant import EAGER_VARIANT
 from foretoken.predictor.intervals.doubt import widen
 from foretoken.predictor.query_columns import Call
 

@@ -5,8 +5,8 @@ import numpy as np
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.intervals.coverage import Tier
+from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.trainer import train_series
-from foretoken.predictor.training_rows import Series, SeriesKey
 
 # Sizes of each dimension: as many points as need compiled code to be answered.
 _SIZES = (64, 128, 256, 512, 1024)

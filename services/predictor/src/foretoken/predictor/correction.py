@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,10 +24,12 @@ from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.measurements.step_model import StepModel
 from foretoken.domain.name import check_name
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import CatalogPort
 from foretoken.domain.text_file import parse_json
 from foretoken.predictor.correction_fit import COMMON_FACTOR, learn_correction
 from foretoken.predictor.roofline import FloatColumn
+
+if TYPE_CHECKING:
+    from foretoken.domain.ports import CatalogPort
 
 Predict = Callable[[LatencyQuery], LatencyReply]
 
@@ -38,7 +41,7 @@ _KIND = "corrections"
 class CorrectionBook:
     """The corrections, kept in the catalog; those found are remembered until `refresh`."""
 
-    def __init__(self, catalog: CatalogPort, now: Callable[[], str]) -> None:
+    def __init__(self, catalog: "CatalogPort", now: Callable[[], str]) -> None:
         """Keep the port; `now` returns ISO 8601 UTC."""
         self._catalog = catalog
         self._now = now

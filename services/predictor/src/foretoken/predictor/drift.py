@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,11 @@ import numpy.typing as npt
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
 from foretoken.domain.measurements.measurement import MeasurementFilter, RunSummary
-from foretoken.domain.ports import CatalogPort
 from foretoken.predictor.recent_rows import MeasuredTable, may_be_recent, parse_time, read_recent
 from foretoken.predictor.roofline import FloatColumn
+
+if TYPE_CHECKING:
+    from foretoken.domain.ports import CatalogPort
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ class DriftWatch:
 
     def __init__(
         self,
-        catalog: CatalogPort,
+        catalog: "CatalogPort",
         predict: Predict,
         active_model: Callable[[], TrainedModel],
         limits: DriftLimits | None = None,

@@ -29,9 +29,9 @@ from foretoken.predictor.query_columns import find_target, read_columns
 from foretoken.predictor.regression.member import Members, tree_inputs
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
 from foretoken.predictor.roofline import Columns, FloatColumn, compute_limits
+from foretoken.predictor.series import Series
 from foretoken.predictor.source import find_source, target_inside_node, target_linked_alike
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
 
 # Orders in which features are switched, each from another row of the background. With these another

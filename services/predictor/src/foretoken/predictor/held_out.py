@@ -12,7 +12,7 @@ from foretoken.predictor.intervals.holdout import SplitKind
 from foretoken.predictor.regression.cross_validation import Unseen
 from foretoken.predictor.regression.series_regressor import mix
 from foretoken.predictor.scoring import HeldOut, report_series
-from foretoken.predictor.training_rows import SeriesKey
+from foretoken.predictor.series import SeriesKey
 
 _SPLIT_NAMES = {
     SplitKind.RANDOM: "inside",

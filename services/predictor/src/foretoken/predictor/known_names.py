@@ -8,12 +8,11 @@ from types import MappingProxyType
 from typing import Self
 
 from foretoken.domain.errors import UnknownMeasurementError
-from foretoken.domain.lowering.expert_layer import is_routing
 from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
+from foretoken.predictor.series import SeriesHead
 from foretoken.predictor.software import matches
-from foretoken.predictor.training_rows import SeriesHead
 
 _Names = Mapping[str, AbstractSet[str]]
 
@@ -104,5 +103,8 @@ def _can_be(key: str, value: str) -> bool:
     if key in _STORED:
         return stored_dtype(value) is not None
     if key == _ROUTING:
+        # All of lowering, which estimates of single operators do not need.
+        from foretoken.domain.lowering.expert_layer import is_routing
+
         return is_routing(value)
     return value in _SAID.get(key, ())

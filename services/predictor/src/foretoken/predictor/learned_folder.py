@@ -16,8 +16,8 @@ from pathlib import Path
 
 from foretoken.predictor.packed_model import STORE_REVISION, pack_model, unpack_model
 from foretoken.predictor.packing import write_whole
+from foretoken.predictor.series import SeriesHead
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import SeriesHead
 
 _log = logging.getLogger(__name__)
 

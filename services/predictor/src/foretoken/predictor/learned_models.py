@@ -8,9 +8,10 @@ from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.measurements.estimate import DType, LatencyQuery
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
-from foretoken.predictor.model_set import Choice, ModelSet, Subject, Wanted
+from foretoken.predictor.head_index import Subject
+from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.roofline import Target
-from foretoken.predictor.training_rows import SeriesHead
+from foretoken.predictor.series import SeriesHead
 from foretoken.predictor.transfer import TransferModel
 
 

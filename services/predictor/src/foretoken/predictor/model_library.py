@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from foretoken.domain import schema
 from foretoken.domain.errors import (
@@ -25,14 +25,17 @@ from foretoken.domain.errors import (
     StorageFullError,
     UnknownModelVersionError,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.measurements.measurement import Artifact
 from foretoken.domain.name import check_name, path_inside
-from foretoken.domain.ports import CatalogPort, ModelVersion
 from foretoken.domain.text_file import Archive
 from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.model_store import read_models, write_models
 from foretoken.predictor.packing import write_whole
+
+if TYPE_CHECKING:
+    from foretoken.domain.ports import CatalogPort
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +84,7 @@ class ModelLibrary:
     """The versions, of which one is active and a few are loaded."""
 
     def __init__(
-        self, catalog: CatalogPort, folder: Path, learned: LearnedFolder, *, max_loaded: int
+        self, catalog: "CatalogPort", folder: Path, learned: LearnedFolder, *, max_loaded: int
     ) -> None:
         """Keep copies under `folder`; the active version and `max_loaded` pinned ones in memory.
 

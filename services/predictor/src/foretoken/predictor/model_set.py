@@ -5,15 +5,16 @@ from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.domain.operators.spec.variant import parse_variant
+from foretoken.predictor.head_index import HeadIndex, Subject, without_routing
 from foretoken.predictor.known_names import KnownNames
 from foretoken.predictor.reach import Reach
 from foretoken.predictor.roofline import Target
+from foretoken.predictor.series import Series, SeriesHead, SeriesKey
 from foretoken.predictor.software import (
     DEFAULT_SOFTWARE,
     Relation,
@@ -22,22 +23,14 @@ from foretoken.predictor.software import (
     parse_software,
 )
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
 from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
 from foretoken.predictor.transfer.own_points import OwnCorrection
 
-# What a variant may say of how an operator was sampled, which says little of its time: whether an
-# attention mask, a bias, an optimizer's first step. Where the plain case is missing they stand in.
-_SAMPLING_FACTS = frozenset({"mask", "bias", "step"})
-_UNKNOWN = "unknown"
 # Weights of 4 bits with a scale for 16, 32 or 128 of them that kernels widen to 16 bits.
 _WIDENED_4_BIT = ("int4_wo", "w4a16_mxfp4", "nvfp4_wo")
 # Formats that run the same kernels at the same rate where a device has both.
 _TWINS = {DType.FP16: DType.BF16, DType.BF16: DType.FP16}
-
-# An operator, and the device it was measured on.
-Subject: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,41 +185,14 @@ class ModelSet:
         init=False, repr=False, compare=False, default_factory=dict
     )
     heads: Sequence[SeriesHead] = field(init=False, repr=False, compare=False)
-    _by_circumstances: Mapping[SeriesKey, tuple[SeriesHead, ...]] = field(
-        init=False, repr=False, compare=False
-    )
-    _alike_variants: Mapping[tuple[str, frozenset[tuple[str, str]]], Sequence[str]] = field(
-        init=False, repr=False, compare=False
-    )
-    _sampled_variants: Mapping[str, Sequence[str]] = field(init=False, repr=False, compare=False)
-    _frameworks: Mapping[Subject, AbstractSet[str]] = field(init=False, repr=False, compare=False)
-    known: KnownNames = field(init=False, repr=False, compare=False)
+    _index: HeadIndex = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Index the models by what they have in common but framework and kernel."""
+        """Keep what is known of the models without loading them."""
         stored = getattr(self.series, "heads", None)
         heads = stored.values() if stored is not None else (m.head for m in self.series.values())
         object.__setattr__(self, "heads", tuple(heads))
-        object.__setattr__(self, "known", KnownNames.of(self.heads))
-        found: dict[SeriesKey, list[SeriesHead]] = {}
-        for head in self.heads:
-            found.setdefault(_circumstances(head.key), []).append(head)
-        index = {key: tuple(own) for key, own in found.items()}
-        object.__setattr__(self, "_by_circumstances", index)
-        alike: dict[tuple[str, frozenset[tuple[str, str]]], list[str]] = {}
-        for operator, variant in sorted({(key.operator, key.variant) for key in index}):
-            alike.setdefault((operator, _without_routing(variant)), []).append(variant)
-        object.__setattr__(self, "_alike_variants", alike)
-        sampled: dict[str, list[str]] = {}
-        for operator, variant in sorted({(key.operator, key.variant) for key in index}):
-            if _is_sampling_alone(variant):
-                sampled.setdefault(operator, []).append(variant)
-        object.__setattr__(self, "_sampled_variants", sampled)
-        frameworks: dict[Subject, set[str]] = {}
-        for head in self.heads:
-            subject = head.key.operator, head.key.device
-            frameworks.setdefault(subject, set()).add(head.key.framework)
-        object.__setattr__(self, "_frameworks", frameworks)
+        object.__setattr__(self, "_index", HeadIndex(self.heads))
 
     @property
     def layers(self) -> "Sequence[ModelSet]":
@@ -250,14 +216,14 @@ class ModelSet:
 
     def frameworks_of(self, subject: Subject) -> AbstractSet[str]:
         """Return under which software an operator was measured on a device."""
-        return self._frameworks.get(subject, frozenset()) - {""}
+        return self._index.frameworks.get(subject, frozenset()) - {""}
 
     def check_names(self, query: LatencyQuery) -> None:
         """Refuse a framework, kernel or variant of which there is no row, as `KnownNames.check`."""
         named = [table.kernel or table.variant for table in query.tables if not table.tentative]
         if query.framework or any(named):
             heads = self.heads_for(query)
-            known = self.known if heads is self.heads else KnownNames.of(heads)
+            known = self._index.known if heads is self.heads else KnownNames.of(heads)
             known.check(query)
 
     def choose(self, spec: OperatorSpec, target: Target, wanted: Wanted) -> Choice | None:
@@ -291,7 +257,7 @@ class ModelSet:
                 wanted.variant,
             )
             is_other_dtype = dtype is not target.dtype and not spec.is_collective
-            for choice in _relate(self._by_circumstances.get(key, ()), wanted):
+            for choice in _relate(self._index.by_circumstances.get(key, ()), wanted):
                 yield replace(choice, is_other_dtype=is_other_dtype, models=self.series)
 
     def _near_variants(self, spec: OperatorSpec, variant: str) -> Sequence[str]:
@@ -299,13 +265,13 @@ class ModelSet:
         routing = parse_variant(variant).get("routing")
         alike = [
             name
-            for facts in (_without_routing(variant), *_of_like_weights(variant))
+            for facts in (without_routing(variant), *_of_like_weights(variant))
             for name in sorted(
-                self._alike_variants.get((spec.name, facts), ()),
+                self._index.alike_variants.get((spec.name, facts), ()),
                 key=lambda name: parse_variant(name).get("routing") != routing,
             )
         ]
-        sampled = () if variant else self._sampled_variants.get(spec.name, ())
+        sampled = () if variant else self._index.sampled_variants.get(spec.name, ())
         return tuple(dict.fromkeys((variant, *alike, "", *sampled)))
 
     def has_transfer(self, spec: OperatorSpec, device: DeviceSpec, variant: str = "") -> bool:
@@ -377,10 +343,10 @@ def _is_of_kernel(head: SeriesHead, kernel: str) -> bool:
 def own_heads(heads: Sequence[SeriesHead]) -> Iterator[SeriesHead]:
     """Yield single series, without those of one kernel or several frameworks."""
     keys = [head.key for head in heads]
-    named = {_circumstances(key) for key in keys if key.framework and not key.kernel}
+    named = {key.circumstances for key in keys if key.framework and not key.kernel}
     for head in heads:
         key = head.key
-        if not key.kernel and (key.framework or _circumstances(key) not in named):
+        if not key.kernel and (key.framework or key.circumstances not in named):
             yield head
 
 
@@ -388,34 +354,19 @@ def newest_heads(heads: Sequence[SeriesHead]) -> Iterator[SeriesHead]:
     """Yield of single series those of the newest version of each software that has measured it."""
     newest: dict[tuple[SeriesKey, str], SeriesHead] = {}
     for head in own_heads(heads):
-        of_what = _circumstances(head.key), parse_software(head.key.framework).name
+        of_what = head.key.circumstances, parse_software(head.key.framework).name
         other = newest.get(of_what, head)
         newest[of_what] = max(other, head, key=lambda one: order_versions(one.key.framework))
     yield from newest.values()
 
 
-def _without_routing(variant: str) -> frozenset[tuple[str, str]]:
-    """Return a variant's facts but how tokens are spread over experts."""
-    return frozenset(fact for fact in parse_variant(variant).items() if fact[0] != "routing")
-
-
 def _of_like_weights(variant: str) -> Iterator[frozenset[tuple[str, str]]]:
     """Yield the facts of variants whose weights are widened from as few bits, routing left out."""
-    facts = _without_routing(variant)
+    facts = without_routing(variant)
     for scheme in _WIDENED_4_BIT:
         if ("quant", scheme) in facts:
             for other in _WIDENED_4_BIT:
                 yield facts - {("quant", scheme)} | {("quant", other)}
-
-
-def _is_sampling_alone(variant: str) -> bool:
-    """Tell whether a variant says no more than how its operator was sampled."""
-    facts = parse_variant(variant)
-    return bool(facts) and facts.keys() <= _SAMPLING_FACTS and _UNKNOWN not in facts.values()
-
-
-def _circumstances(key: SeriesKey) -> SeriesKey:
-    return replace(key, framework="", kernel="")
 
 
 def _num_points(head: SeriesHead) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import logging
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ from foretoken.predictor.packed_model import (
 )
 from foretoken.predictor.packing import pack, unpack
 from foretoken.predictor.regression.trees import Trees
+from foretoken.predictor.series import Series, SeriesHead, SeriesKey
 from foretoken.predictor.trainer import SeriesModel
-from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import TransferModel
 from foretoken.predictor.transfer.support import Support
 
@@ -130,6 +130,35 @@ class _Members(Mapping[str, bytes]):
         return len(self._archive.namelist())
 
 
+class _StoredTransfers(Mapping[str, TransferModel]):
+    """Models of typical efficiency, unpacked once anything is asked of them."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    @cached_property
+    def _transfers(self) -> Mapping[str, TransferModel]:
+        meta, arrays = unpack(self._content)
+        return {
+            item["name"]: TransferModel(
+                Trees.from_arrays(str(place), arrays),
+                item["low_log"],
+                item["high_log"],
+                schema.decode(Support, item["support"]),
+            )
+            for place, item in enumerate(meta["transfers"])
+        }
+
+    def __getitem__(self, name: str) -> TransferModel:
+        return self._transfers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._transfers)
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+
 def store_series(series: Mapping[SeriesKey, SeriesModel]) -> StoredSeries:
     """Return models as they are stored."""
     if isinstance(series, StoredSeries):
@@ -156,7 +185,7 @@ def write_models(models: ModelSet, *, has_members: bool = True) -> bytes:
     index = {
         "revision": STORE_REVISION,
         "series": [
-            [astuple(head.key), head.kernels, head.num_points, head.content_hash] for head in heads
+            [head.key.names, head.kernels, head.num_points, head.content_hash] for head in heads
         ],
     }
     content = io.BytesIO()
@@ -198,14 +227,7 @@ def read_models(path: Path, learned: LearnedFolder | None = None) -> ModelSet:
         heads[own] = SeriesHead(
             key=own, kernels=tuple(kernels), num_points=num_points, content_hash=content_hash
         )
-    meta, arrays = unpack(members[_TRANSFERS])
-    transfers = {
-        item["name"]: TransferModel(
-            Trees.from_arrays(str(place), arrays),
-            item["low_log"],
-            item["high_log"],
-            schema.decode(Support, item["support"]),
-        )
-        for place, item in enumerate(meta["transfers"])
-    }
-    return ModelSet(series=StoredSeries(heads, members, learned), transfers=transfers)
+    return ModelSet(
+        series=StoredSeries(heads, members, learned),
+        transfers=_StoredTransfers(members[_TRANSFERS]),
+    )

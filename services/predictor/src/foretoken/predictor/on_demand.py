@@ -17,17 +17,18 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from foretoken.domain.call_scope import beyond_call
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.measurements.estimate import LatencyQuery
 from foretoken.domain.measurements.measurement import MeasurementFilter
-from foretoken.domain.ports import CatalogPort
 from foretoken.jobs.progress import tell_job
 from foretoken.predictor.config import PredictorConfig
+from foretoken.predictor.head_index import Subject
 from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.learned_models import LearnedModels, subjects_of
-from foretoken.predictor.model_set import ModelSet, Subject, own_heads
+from foretoken.predictor.model_set import ModelSet, own_heads
 from foretoken.predictor.model_store import (
     StoredSeries,
     read_models,
@@ -35,9 +36,12 @@ from foretoken.predictor.model_store import (
     write_models,
 )
 from foretoken.predictor.packed_model import pack_model, pack_points, unpack_points
+from foretoken.predictor.series import Series, SeriesHead, SeriesKey
 from foretoken.predictor.trainer import hash_training, train_series
-from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, read_series
 from foretoken.predictor.transfer import train_transfers
+
+if TYPE_CHECKING:
+    from foretoken.domain.ports import CatalogPort
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +65,9 @@ class _Place:
 class Learner:
     """Trains what questions need of what was measured and is in no version."""
 
-    def __init__(self, catalog: CatalogPort, kept: LearnedFolder, config: PredictorConfig) -> None:
+    def __init__(
+        self, catalog: "CatalogPort", kept: LearnedFolder, config: PredictorConfig
+    ) -> None:
         """Keep the ports, and the folder for what is learned."""
         self._catalog, self._config = catalog, config
         self.kept = kept
@@ -215,6 +221,9 @@ class Learner:
     def _read_rows(self, place: _Place) -> Mapping[SeriesKey, Series]:
         """Return the series of a subject; rows of the subjects read last stay in memory."""
         if place not in self._read:
+            # What reads rows takes long to load; few answers that come from kept models need it.
+            from foretoken.predictor.training_rows import read_series
+
             label = f"reading {place.operator} of {place.device}, which no model was trained on"
             tell_job(label)
             _log.warning("%s; `foretoken train` trains all at once", label)

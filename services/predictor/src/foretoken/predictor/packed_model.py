@@ -20,8 +20,8 @@ from foretoken.predictor.regression.cross_validation import Heartbeat
 from foretoken.predictor.regression.curves import CurveRegressor, has_curves
 from foretoken.predictor.regression.prediction import Regressor, RegressorState
 from foretoken.predictor.regression.series_regressor import SeriesRegressor
+from foretoken.predictor.series import Series, SeriesHead
 from foretoken.predictor.trainer import SeriesModel, train_series, training_recipe
-from foretoken.predictor.training_rows import Series, SeriesHead
 from foretoken.predictor.transfer.device_transfer import is_device_transfer, own_state, restore
 
 # Raised when what is written changes; features have a revision of their own.

@@ -17,7 +17,7 @@ from foretoken.domain.models.quantization import Quantization, all_quantizations
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype, stored_schemes
 from foretoken.predictor.roofline import Columns
-from foretoken.predictor.training_rows import SeriesKey
+from foretoken.predictor.series import SeriesKey
 
 # Groups of operators that multiply matrices; others move values of any format.
 _MULTIPLYING = frozenset({"gemm", "attention", "moe", "lora"})

@@ -10,7 +10,7 @@ from foretoken.predictor.features import Design
 from foretoken.predictor.intervals.coverage import CoverageMap, is_extrapolated, map_coverage
 from foretoken.predictor.neighbours import PointIndex
 from foretoken.predictor.roofline import FloatColumn
-from foretoken.predictor.training_rows import Series
+from foretoken.predictor.series import Series
 
 # Points that are nearer by less, in octaves, are as far.
 _NEARER_OCTAVES = 1e-6

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable, Phase
 from foretoken.domain.measurements.measurement import ArrowStream, RunKind, RunSummary
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.roofline import FloatColumn
-from foretoken.predictor.training_rows import keep_usable
 from foretoken.wire.arrow import dims_to_columns, open_stream
 
 _CIRCUMSTANCES = (
@@ -71,6 +69,10 @@ def read_recent(
     Usable is what a model could be trained on, and what differs from measurements before, of
     operators, formats and phases known here.
     """
+    import pyarrow.compute as pc  # takes long to load, and few processes look back
+
+    from foretoken.predictor.training_rows import keep_usable
+
     moment = pa.scalar(since.replace(tzinfo=None), pa.timestamp("us"))
     found: list[pa.Table] = []
     num_seen = 0

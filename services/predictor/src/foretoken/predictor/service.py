@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +22,11 @@ from foretoken.domain.measurements.estimate import (
     LatencyReply,
     OperatorTable,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion, TrainRequest
 from foretoken.domain.measurements.measurement import MeasurementFilter
 from foretoken.domain.measurements.planning import PlanRequest, ProfilePlan
 from foretoken.domain.measurements.surface import LatencySurface, SurfaceQuery
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import CatalogPort, ModelVersion, TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.jobs.record_file import RecordFile
 from foretoken.jobs.runner import JobLimits, JobProgress, JobRunner, Work
@@ -50,8 +50,10 @@ from foretoken.predictor.recent_rows import parse_time
 from foretoken.predictor.starter import LayeredModels, layer, open_starter, own_version
 from foretoken.predictor.statistics import PredictionStatistics
 from foretoken.predictor.training import Known, open_workers, train_models
-from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.upkeep import RepeatedWork
+
+if TYPE_CHECKING:
+    from foretoken.domain.ports import CatalogPort
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class PredictorService(RunsJobs):
     def __init__(
         self,
         config: PredictorConfig,
-        catalog: CatalogPort,
+        catalog: "CatalogPort",
         now: Callable[[], str] = _utc_now,
         sharing: SharedJobs | None = None,
     ) -> None:
@@ -318,6 +320,8 @@ class PredictorService(RunsJobs):
         created_at = self._now()
         snapshot = self._catalog.create_snapshot(selection)
         kept_rows = MeasurementFilter(snapshot=snapshot.content_hash)
+        from foretoken.predictor.training_rows import read_series
+
         found = read_series(self._catalog.read_measurements(kept_rows))
         if not found:
             asked = [text for text in (request.operator, request.device) if text]

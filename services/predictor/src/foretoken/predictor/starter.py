@@ -6,6 +6,8 @@ Own measurements always come first: a series of the starter answers where own on
 same circumstances.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import gzip
 import hashlib
@@ -15,8 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from foretoken.domain.errors import InvalidRequestError, NotTrainedError
 from foretoken.domain.hardware.device import DeviceSpec
@@ -28,10 +32,13 @@ from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.model_set import Choice, ModelSet, SeriesByHead, SeriesOnDemand, Wanted
 from foretoken.predictor.model_store import read_models
 from foretoken.predictor.roofline import Target
+from foretoken.predictor.series import Series, SeriesHead, SeriesKey, unite_series
 from foretoken.predictor.trainer import SeriesModel, train_series
-from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey, unite_series
 from foretoken.predictor.transfer import TransferModel
 from foretoken.predictor.tuning import Tuning, Tunings, read_tunings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +64,7 @@ class StarterEntry:
 
 def write_index(folder: Path, entries: Sequence[StarterEntry]) -> None:
     """Write the index of a starter's series."""
-    rows = [
-        [*dataclasses.astuple(entry.key), list(entry.kernels), *_place(entry)] for entry in entries
-    ]
+    rows = [[*entry.key.names, list(entry.kernels), *_place(entry)] for entry in entries]
     text = ",\n".join(json.dumps(row) for row in rows)
     (folder / INDEX_NAME).write_bytes(gzip.compress(f"[\n{text}\n]\n".encode(), mtime=0))
 
@@ -114,7 +119,7 @@ class StarterSeries(SeriesOnDemand):
 
     def _head(self, keys: Sequence[SeriesKey], key: SeriesKey) -> SeriesHead:
         entries = [self._entries[key] for key in keys]
-        identity = f"{self._identity} {dataclasses.astuple(key)}"
+        identity = f"{self._identity} {key.names}"
         return SeriesHead(
             key=key,
             kernels=tuple(sorted({name for entry in entries for name in entry.kernels})),
@@ -136,13 +141,14 @@ class StarterSeries(SeriesOnDemand):
         from pyarrow import parquet
 
         entry, names = self._entries[key], list(key.spec.dim_names)
-        table = parquet.read_table(
-            self._folder / entry.file, columns=[*names, "latency_us_median"], partitioning=None
-        ).slice(entry.first, entry.num_points)
+        # `read_table` takes a quarter of a second to import what reads folders of files.
+        with parquet.ParquetFile(self._folder / entry.file) as file:
+            table = file.read(columns=[*names, "latency_us_median"])
+        table = table.slice(entry.first, entry.num_points)
         return Series(
             key=key,
-            points=np.stack([table[name].to_numpy() for name in names], axis=1),
-            latency_us=table["latency_us_median"].to_numpy(),
+            points=np.stack([_numbers(table[name]) for name in names], axis=1),
+            latency_us=_numbers(table["latency_us_median"]),
             noise_log=entry.noise_log,
             kernels=entry.kernels,
         )
@@ -160,6 +166,11 @@ class StarterSeries(SeriesOnDemand):
     @cached_property
     def _tunings(self) -> Tunings:
         return read_tunings(self._folder / TUNING_NAME)
+
+
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    # `to_numpy` takes another quarter to import pandas.
+    return np.concatenate([np.from_dlpack(chunk) for chunk in column.chunks])
 
 
 def _unite(entries: Mapping[SeriesKey, StarterEntry]) -> Mapping[SeriesKey, list[SeriesKey]]:
@@ -195,9 +206,9 @@ class _LayeredSeries(SeriesByHead):
 
     def __init__(self, own: ModelSet, starter: ModelSet) -> None:
         self._own, self._starter = own.series, starter.series
-        known = {_circumstances(head.key) for head in own.heads}
+        known = {head.key.circumstances for head in own.heads}
         self.heads = {
-            head.key: head for head in starter.heads if _circumstances(head.key) not in known
+            head.key: head for head in starter.heads if head.key.circumstances not in known
         } | {head.key: head for head in own.heads}
 
     def __getitem__(self, key: SeriesKey) -> SeriesModel:
@@ -263,7 +274,3 @@ def layer(own: ModelSet, starter: ModelSet) -> LayeredModels:
 def own_version(version: str) -> str:
     """Return the version of the own models in one that `layer` named; empty: there are none."""
     return "" if version == NAME else version.removesuffix(f"+{NAME}")
-
-
-def _circumstances(key: SeriesKey) -> SeriesKey:
-    return dataclasses.replace(key, framework="", kernel="")

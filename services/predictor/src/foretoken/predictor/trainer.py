@@ -36,7 +36,7 @@ from foretoken.predictor.regression.monotone import MonotoneFloor, build_floor, 
 from foretoken.predictor.regression.prediction import Regressor
 from foretoken.predictor.regression.series_regressor import SeriesRegressor, spread
 from foretoken.predictor.roofline import FloatColumn, IntColumn
-from foretoken.predictor.training_rows import Series, SeriesHead
+from foretoken.predictor.series import Series, SeriesHead
 from foretoken.predictor.tuning import Tuning
 
 # The share of the roofline no modelled estimate goes below. Real calls do go below the roofline

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from foretoken.domain.errors import CorruptCatalogError
-from foretoken.domain.ports import TrainRequest
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.results.report import OperatorTrainingReport
 from foretoken.jobs.executor import Executor
 from foretoken.jobs.executors.choice import open_executor
@@ -19,7 +19,7 @@ from foretoken.predictor.model_set import ModelSet, newest_heads, own_heads
 from foretoken.predictor.model_store import StoredSeries, store_series
 from foretoken.predictor.packed_model import pack_model, pack_points
 from foretoken.predictor.scoring import merge_reports
-from foretoken.predictor.training_rows import Series, SeriesHead, SeriesKey
+from foretoken.predictor.series import Series, SeriesHead, SeriesKey
 from foretoken.predictor.transfer import train_transfers
 from foretoken.predictor.transfer.device_transfer import (
     hash_transfer,

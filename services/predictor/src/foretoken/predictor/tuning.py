@@ -18,7 +18,7 @@ from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.packing import Arrays, pack, unpack
 from foretoken.predictor.regression.kriging import Scales
 from foretoken.predictor.regression.member import NAMES
-from foretoken.predictor.training_rows import SeriesKey, round_latency
+from foretoken.predictor.series import SeriesKey, round_latency
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
-from foretoken.domain.ports import ModelVersion
+from foretoken.domain.measurements.latency_models import ModelVersion
 
 
 class LatencySource(Protocol):

@@ -17,7 +17,6 @@ from foretoken.domain.lowering.graph import (
     Section,
 )
 from foretoken.domain.lowering.lower import lower_backward, lower_forward
-from foretoken.domain.lowering.node_builder import EAGER_VARIANT
 from foretoken.domain.lowering.options import (
     LoweringOptions,
     Nodes,
@@ -28,6 +27,7 @@ from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.variant import EAGER_VARIANT
 
 TRAINER = "transformers"
 

@@ -10,13 +10,10 @@ from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.quantization import Quantization, StoredWeight, find_quantization
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.operators.spec.variant import format_variant
+from foretoken.domain.operators.spec.variant import EAGER_VARIANT, format_variant
 from foretoken.domain.units import Quantity
 
 _Dims = dict[str, Quantity]
-
-# Measurements of an operator that PyTorch runs as a chain of kernels.
-EAGER_VARIANT = "form=eager"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ from foretoken.catalog.installing import (
 from foretoken.domain.alias import canonical_device
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.measurements.measurement import MeasuredSubject
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import TrainRequest
 from foretoken.simulator.measured_curves import FittedCurve, fit_curves, read_curves
 from foretoken.wire.arrow import read_table
 

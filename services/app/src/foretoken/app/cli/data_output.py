@@ -6,27 +6,32 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
-from foretoken.domain.metrics.registry import METRICS
 
 DATA_OUTPUTS: Final = ("json", "csv")
 OUTPUTS: Final = ("table", *DATA_OUTPUTS)
-_TITLES: Final = Counter(metric.title for metric in METRICS.values())
-# Some titles are of several metrics; those are no keys of one.
-_KEY_BY_TITLE: Final = {
-    metric.title: name for name, metric in METRICS.items() if _TITLES[metric.title] == 1
-}
 # Less tells little of how long the rest takes.
 _LEAST_RATIO: Final = 0.02
 _MIN_S: Final = 60
 _H_S: Final = 3600
 
 
+@cache
+def _keys_by_title() -> Mapping[str, str]:
+    # What every metric is of takes a tenth of a second to import; few commands print by its keys.
+    from foretoken.domain.metrics.registry import METRICS
+
+    # Some titles are of several metrics; those are no keys of one.
+    titles = Counter(metric.title for metric in METRICS.values())
+    return {metric.title: name for name, metric in METRICS.items() if titles[metric.title] == 1}
+
+
 def key_of(title: str) -> str:
     """Return the key of a column: the name of its metric, else its title as a name."""
-    found = _KEY_BY_TITLE.get(title)
+    found = _keys_by_title().get(title)
     if found:
         return found
     text = title.replace("µ", "u").replace("%", "percent")

@@ -9,12 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.option_text import (
-    order_dims,
-    parse_values,
-    parse_whole,
-    split_words,
-)
+from foretoken.app.cli.dim_text import order_dims, parse_values, parse_whole, split_words
 from foretoken.app.cli.output_file import page_option
 from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups
 from foretoken.app.cli.state import (
@@ -43,9 +38,9 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
     pick_estimate,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion, TrainRequest
 from foretoken.domain.measurements.planning import CandidateAxis, PlanRequest, ProfilePlan
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.ports import ModelVersion, TrainRequest
 from foretoken.domain.results.accuracy import describe_accuracy
 from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.report import PredictorTrainingReport

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foretoken.app.cli.option_text import parse_whole
+from foretoken.app.cli.dim_text import parse_whole
 from foretoken.app.cli.profile_collectives import collectives, find_place, serve_place
 from foretoken.app.cli.profile_model import closure, graph
 from foretoken.app.cli.request_options import Answers, OptionsOf, with_option_groups

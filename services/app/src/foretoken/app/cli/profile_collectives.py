@@ -18,7 +18,7 @@ from foretoken.app.cli.collective_calls import (
     print_bandwidths,
     print_overlaps,
 )
-from foretoken.app.cli.option_text import parse_values
+from foretoken.app.cli.dim_text import parse_values
 from foretoken.app.cli.output_file import check_picture_option
 from foretoken.app.cli.request_options import with_option_groups
 from foretoken.app.cli.state import (

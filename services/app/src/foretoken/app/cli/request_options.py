@@ -44,7 +44,7 @@ _WORDS = list[str] | None
 _FILE = Path | None
 _EXISTING = {"exists": True, "dir_okay": False}
 _SYNTAXES = {
-    "counts": _Syntax(str, "option_text:parse_values"),
+    "counts": _Syntax(str, "dim_text:parse_values"),
     "names": _Syntax(str, "option_text:read_names"),
     "devices": _Syntax(str, "option_text:read_devices"),
     "modes": _Syntax(str, "option_text:read_modes"),

@@ -9,14 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from foretoken.app.cli.dim_text import parse_values
 from foretoken.app.cli.generate import GenerateOptions, launch_best
-from foretoken.app.cli.option_text import (
-    AXES,
-    SEARCHED_AXES,
-    check_prices,
-    parse_axes,
-    parse_values,
-)
+from foretoken.app.cli.option_text import AXES, SEARCHED_AXES, check_prices, parse_axes
 from foretoken.app.cli.output_file import (
     write_columns,
     write_page,

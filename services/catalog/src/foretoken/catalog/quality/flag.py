@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from foretoken.catalog.dims import Indices, Mask
 
@@ -92,6 +91,8 @@ class RowFlags:
 
     def write_into(self, table: pa.Table) -> tuple[pa.Table, int]:
         """Return the table with the flags in it, and how many rows have any."""
+        import pyarrow.compute as pc  # takes long to load
+
         given = table.column("flags")
         if not self._found:
             return table, _count_flagged(given)
@@ -112,6 +113,8 @@ class RowFlags:
 
 
 def _count_flagged(column: pa.ChunkedArray) -> int:
+    import pyarrow.compute as pc  # takes long to load
+
     if column.null_count == len(column):
         return 0
     return int(pc.sum(pc.greater(pc.list_value_length(column), 0)).as_py() or 0)

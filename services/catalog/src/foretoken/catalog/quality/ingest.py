@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from foretoken.catalog.dims import Floats, OperatorRows
 from foretoken.catalog.quality.bound import Subject, bounds_of
@@ -142,6 +141,8 @@ def _check_words(name: str, column: Coded, known: tuple[str, ...]) -> None:
 
 def _fail(table: pa.Table, is_ok: np.ndarray, was_ok: np.ndarray) -> pa.Table:
     """Empty the times of failed rows; give a reason to those that have none."""
+    import pyarrow.compute as pc  # takes long to load
+
     medians = table.column("latency_us_median")
     reasons = table.column("status_reason").combine_chunks()
     newly = np.flatnonzero(was_ok & ~is_ok)

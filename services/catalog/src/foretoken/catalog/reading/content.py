@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from foretoken.catalog.dims import DIM_COLUMNS
 from foretoken.wire.arrow import MEASUREMENT_SCHEMA
@@ -73,6 +72,8 @@ def hash_rows(rows: pa.RecordBatch) -> Hashes:
 
 
 def _add_numbers(sums: Hashes, name: str, column: pa.Array) -> None:
+    import pyarrow.compute as pc  # takes long to load
+
     values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).view(np.uint64)
     is_null = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
     for lane, seed in enumerate(_hash_text(name, "")):
@@ -96,6 +97,8 @@ def _add_texts(sums: Hashes, name: str, column: pa.Array) -> None:
 
 def _add_lists(sums: Hashes, name: str, column: pa.Array) -> None:
     """Add lists as collections: an empty one is nothing, their order does not matter."""
+    import pyarrow.compute as pc  # takes long to load
+
     items = column.flatten()
     rows = np.asarray(pc.list_parent_indices(column))
     hashes = np.array([_hash_text(name, text) for text in items.to_pylist()], dtype=np.uint64)

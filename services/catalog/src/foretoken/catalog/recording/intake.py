@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from foretoken.catalog.dims import dims_to_places, split_by_operator
 from foretoken.catalog.quality import judge
@@ -120,6 +119,8 @@ def check_arrivals(
 
 
 def _check_group(arrivals: Sequence[Arrival], max_batch_rows: int) -> CheckedGroup:
+    import pyarrow.compute as pc  # takes long to load
+
     tables = [_check_batch(arrival, max_batch_rows) for arrival in arrivals]
     sizes = [table.num_rows for table in tables]
     table, groups = split_by_operator(pa.concat_tables(tables).combine_chunks())
@@ -161,6 +162,8 @@ def _check_batch(arrival: Arrival, max_batch_rows: int) -> pa.Table:
 
 def _with_own_names(rows: pa.Table) -> pa.Table:
     """Return rows whose devices go by their own names, whatever a driver or a tool called them."""
+    import pyarrow.compute as pc  # takes long to load
+
     place = rows.schema.get_field_index("device")
     given = rows.column(place)
     own_names = {name: canonical_device(name) for name in pc.unique(given).to_pylist()}

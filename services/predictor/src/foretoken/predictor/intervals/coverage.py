@@ -202,8 +202,16 @@ def _find_gaps(column: FloatColumn) -> _Axis:
     around = sliding_window_view(
         np.pad(steps, _STEPS_AROUND, constant_values=np.nan), 2 * _STEPS_AROUND + 1
     )
-    typical = np.nanmedian(np.delete(around, _STEPS_AROUND, axis=1), axis=1)
+    typical = _row_medians(np.delete(around, _STEPS_AROUND, axis=1))
     return _Axis(values, steps > _GAP_STEPS * typical, is_grid_axis(column))
+
+
+def _row_medians(steps: Matrix) -> FloatColumn:
+    """Return the median of each row's numbers; numpy's own loads masked arrays and takes longer."""
+    ordered = np.sort(steps, axis=1)  # what is no number comes last
+    counts, rows = np.isfinite(ordered).sum(axis=1), np.arange(len(ordered))
+    middle = ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]
+    return np.asarray(0.5 * middle)
 
 
 def _own_ranges(
@@ -211,19 +219,30 @@ def _own_ranges(
 ) -> tuple[FloatColumn, FloatColumn]:
     """Return the range of each configuration that has one, widened by some of its steps."""
     low, high = np.full(count, -np.inf), np.full(count, np.inf)
-    for index, values in own_values(column, owner):
-        steps = np.diff(values)
-        low[index] = values[0] - _RANGE_STEPS * np.median(steps[:_STEPS_AROUND])
-        high[index] = values[-1] + _RANGE_STEPS * np.median(steps[-_STEPS_AROUND:])
+    values, starts, ends = _distinct_values(column, owner)
+    found = np.flatnonzero(ends - starts >= _MIN_RANGE_VALUES)
+    near = np.arange(_STEPS_AROUND + 1)
+    first, last = starts[found, None] + near, ends[found, None] - 1 - near[::-1]
+    below, above = (_row_medians(np.diff(values[places])) for places in (first, last))
+    low[found] = values[first[:, 0]] - _RANGE_STEPS * below
+    high[found] = values[last[:, -1]] + _RANGE_STEPS * above
     return low, high
 
 
 def own_values(column: FloatColumn, owner: IntColumn) -> Iterator[tuple[int, FloatColumn]]:
     """Yield, of the owners with enough of them to have a range of their own, the values."""
-    order = np.argsort(owner, kind="stable")
-    counts = np.bincount(owner)
-    for index, rows in enumerate(np.split(order, np.cumsum(counts)[:-1])):
-        if len(rows) >= _MIN_RANGE_VALUES:
-            values = np.unique(column[rows])
-            if len(values) >= _MIN_RANGE_VALUES:
-                yield index, values
+    values, starts, ends = _distinct_values(column, owner)
+    for index in np.flatnonzero(ends - starts >= _MIN_RANGE_VALUES):
+        yield int(index), values[starts[index] : ends[index]]
+
+
+def _distinct_values(
+    column: FloatColumn, owner: IntColumn
+) -> tuple[FloatColumn, IntColumn, IntColumn]:
+    """Return the values of all owners in order, each once, and where each owner's begin and end."""
+    order = np.lexsort((column, owner))
+    owners, values = owner[order], column[order]
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (owners[1:] != owners[:-1]) | (values[1:] != values[:-1])
+    ends = np.cumsum(np.bincount(owners[is_new]))
+    return values[is_new], np.concatenate([[0], ends[:-1]]), ends

@@ -66,7 +66,7 @@ class Split:
         """Return the split with only some of the rows it holds out."""
         return replace(self, outside=self.outside[rows], group=self.group[rows])
 
-    def thin(self, count: int, rng: np.random.Generator) -> "Split":
+    def thin(self, count: int, rng: "np.random.Generator") -> "Split":
         """Return the split with at most so many of the rows it holds out."""
         return self.take(thin_rows(np.arange(len(self.outside)), count, rng))
 
@@ -100,7 +100,7 @@ def share_models(splits: Sequence[Split], num_rows: int) -> Iterator[Fold]:
         yield Fold(np.flatnonzero(num_missed == 0), [s for s in asked if len(s.outside)])
 
 
-def thin_rows(rows: IntColumn, count: int, rng: np.random.Generator) -> IntColumn:
+def thin_rows(rows: IntColumn, count: int, rng: "np.random.Generator") -> IntColumn:
     """Return at most so many of the rows, drawn at random, in their order."""
     return rows if len(rows) <= count else np.sort(rng.choice(rows, count, replace=False))
 
@@ -114,14 +114,14 @@ def split_points(spec: OperatorSpec, design: Design, seed: int) -> Iterator[Spli
     yield from _split_beyond(spec, design)
 
 
-def _split_random(design: Design, rng: np.random.Generator) -> Iterator[Split]:
+def _split_random(design: Design, rng: "np.random.Generator") -> Iterator[Split]:
     rows = np.arange(design.num_rows)
     part = rng.permutation(design.num_rows) % _NUM_PARTS
     for index in range(_NUM_FIFTHS):
         yield from _split(part == index, rows, SplitKind.RANDOM)
 
 
-def _split_sizes(spec: OperatorSpec, design: Design, rng: np.random.Generator) -> Iterator[Split]:
+def _split_sizes(spec: OperatorSpec, design: Design, rng: "np.random.Generator") -> Iterator[Split]:
     """Leave out whole values of the finest axis, or runs of them; never its ends.
 
     Drawn at random, so that some gaps are of several values.
@@ -149,7 +149,7 @@ def _runs(column: FloatColumn, codes: IntColumn, *, is_by_octave: bool) -> IntCo
 
 
 def _split_configurations(
-    spec: OperatorSpec, design: Design, rng: np.random.Generator
+    spec: OperatorSpec, design: Design, rng: "np.random.Generator"
 ) -> Iterator[Split]:
     """Leave out whole configurations."""
     codes = np.unique(configuration_codes(spec, design.points), return_inverse=True)[1]

@@ -14,13 +14,13 @@ from foretoken.predictor.intervals.coverage import Tier
 from foretoken.predictor.regression.cross_validation import Heartbeat, no_heartbeat
 from foretoken.predictor.regression.prediction import Prediction, Regressor, RegressorState
 from foretoken.predictor.roofline import IntColumn
+from foretoken.predictor.series import Series
 from foretoken.predictor.trainer import (
     SeriesModel,
     hash_training,
     refit_regressor,
     train_series,
 )
-from foretoken.predictor.training_rows import Series
 from foretoken.predictor.transfer.pool import DonorPool
 from foretoken.predictor.transfer.pooled_model import PooledModel
 

@@ -18,8 +18,8 @@ from foretoken.domain.measurements.estimate import (
     LatencyReply,
     OperatorTable,
 )
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
-from foretoken.domain.ports import ModelVersion
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.latency_source import LatencySource
 

@@ -20,7 +20,6 @@ from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.eager import ModelForm, lower_step
 from foretoken.domain.lowering.graph import OperatorNode
-from foretoken.domain.lowering.node_builder import EAGER_VARIANT
 from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.measurements.estimate import (
     DType,
@@ -38,6 +37,7 @@ from foretoken.domain.measurements.profiling import (
     MeasuredStep,
 )
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.operators.spec.variant import EAGER_VARIANT
 from foretoken.domain.ports import PredictorPort
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.units import ceil_divide

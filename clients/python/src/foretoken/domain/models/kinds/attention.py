@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from foretoken.domain.lowering.batch_dims import chunk_dims, dims_of, parts_of, window_dims
 from foretoken.domain.lowering.graph import OperatorNode, Partition, in_order
-from foretoken.domain.lowering.node_builder import EAGER_VARIANT, NodeBuilder
+from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.lowering.training_layer import (
     is_unfused,
     lower_gate,
@@ -25,6 +25,7 @@ from foretoken.domain.models.kinds.spec.kind import (
     Weights,
 )
 from foretoken.domain.models.layer import LayerPart
+from foretoken.domain.operators.spec.variant import EAGER_VARIANT
 from foretoken.domain.units import Quantity
 
 # Of `qk_norm`: none, one weight for the features of a head, one for those of all heads.

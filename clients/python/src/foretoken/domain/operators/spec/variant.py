@@ -11,6 +11,8 @@ from types import MappingProxyType
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType
 
+# Of an operator that PyTorch runs as a chain of kernels.
+EAGER_VARIANT = "form=eager"
 # Formats of stored weights and caches by the names quantisation schemes go by, scales not counted.
 # `wo` is weight-only, `wXaY` has X-bit weights and Y-bit activations, `sq` is SmoothQuant.
 # Source: the quantisation modes of TensorRT-LLM and vLLM, as AIConfigurator's tables name them.

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from foretoken.app.cli.option_text import order_dims, parse_whole, split_words
+from foretoken.app.cli.dim_text import order_dims, parse_whole, split_words
 from foretoken.app.web.question import find_problems
 from foretoken.app.web.views.results import send_page
 from foretoken.app.web.visit import Redirect, Sent, Shown, Visit

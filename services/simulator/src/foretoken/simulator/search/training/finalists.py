@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from foretoken.domain import schema
 from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
-from foretoken.domain.ports import ModelVersion
+from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.results.training_report import (
     MemoryColumns,
