@@ -3,6 +3,8 @@
 import gc
 import os
 from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 # One thread of numerical libraries: theirs turn in circles while they wait for each other, which
 # takes six times the CPU time where matrices are small, and processes are as many as cores.
@@ -13,6 +15,18 @@ ONE_THREAD: Mapping[str, str] = dict.fromkeys(
 # 700. What is imported stays, and is gone through again and again while more comes: a tenth of the
 # time until a command answers.
 _NUM_OBJECTS = 100_000
+# Whether `take_as_ours` was called.
+_OURS: list[bool] = []
+
+
+def take_as_ours() -> None:
+    """Say that nobody's code but ours and plugins' runs in this process."""
+    _OURS.append(True)
+
+
+def is_of_ours() -> bool:
+    """Whether nobody else is surprised if libraries are imported without what we do not use."""
+    return bool(_OURS)
 
 
 def use_one_thread() -> None:
@@ -28,6 +42,25 @@ def return_memory() -> None:
     large import.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+
+def spare_numba_scipy() -> None:
+    """Import what numba needs for any machine code without scipy's linear algebra.
+
+    numba looks for that as its rules for arrays are imported, though only `np.cov` and
+    `np.corrcoef` need it there: a tenth of the time that a worker takes to start.
+    """
+    linalg: Any = import_module("numba.np.linalg")
+    look = linalg.ensure_blas
+    linalg.ensure_blas = _find_none
+    try:
+        import_module("numba.np.arraymath")
+    finally:
+        linalg.ensure_blas = look
+
+
+def _find_none() -> None:
+    raise ImportError
 
 
 def collect_rarely() -> None:

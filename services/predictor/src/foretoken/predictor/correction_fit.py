@@ -13,6 +13,7 @@ from foretoken.domain.measurements.correction import (
     CorrectionRequest,
     Observation,
 )
+from foretoken.predictor.regression.light_imports import fit_not_negative
 from foretoken.predictor.roofline import FloatColumn
 
 Matrix = npt.NDArray[np.float64]
@@ -120,8 +121,6 @@ def _fit_pulled(raw_us: Matrix, observed_us: FloatColumn, shrinkage: float) -> F
     With x a group's factor over the common one and s its share of an observed time, that is
     sum((1 - s x)^2) + shrinkage * sum((x - 1)^2), over x from the least allowed up.
     """
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
     common = _common_factor(raw_us, observed_us)
     num_groups = raw_us.shape[1]
     if np.isinf(shrinkage):
@@ -130,7 +129,7 @@ def _fit_pulled(raw_us: Matrix, observed_us: FloatColumn, shrinkage: float) -> F
     rows = np.concatenate([shares, np.sqrt(shrinkage) * np.eye(num_groups)])
     wanted = np.concatenate([np.ones(len(shares)), np.full(num_groups, np.sqrt(shrinkage))])
     least = 1.0 / _MAX_APART_RATIO
-    above, _ = nnls(rows, wanted - rows.sum(axis=1) * least)
+    above = fit_not_negative(rows, wanted - rows.sum(axis=1) * least)
     return np.asarray(common * np.minimum(least + above, _MAX_APART_RATIO))
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.predictor.features import Design, Matrix
+from foretoken.predictor.regression.light_imports import TREE_MODULE, nearest_tree
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
-# The first calls are compared with every point: importing what makes the tree takes a third of a
+# The first calls are compared with every point: importing what makes the tree takes a sixth of a
 # second. Once that is there, making the tree takes as long as some ten calls compared.
-_TREE_MODULE = "scipy.spatial"
 _MAX_COMPARED_CALLS, _MAX_COMPARED_WITH_TREE_CALLS = 64, 8
 # Of calls far from the grid many points are about equally far: leaves of 32 and cells as they are
 # cut find them in a third of the time of leaves of 16 and cells shrunk to their points.
@@ -39,7 +39,7 @@ class NearestPoints:
     def find(self, calls: Matrix, count: int) -> IntColumn:
         """Return the rows of the `count` nearest points of every call, the nearest first."""
         self._num_calls += len(calls)
-        has_tree = _TREE_MODULE in sys.modules
+        has_tree = TREE_MODULE in sys.modules
         if self._num_calls > (_MAX_COMPARED_WITH_TREE_CALLS if has_tree else _MAX_COMPARED_CALLS):
             _, rows = self._tree.query(calls, k=count)
             return np.asarray(rows, dtype=np.int64).reshape(len(calls), count)
@@ -54,9 +54,9 @@ class NearestPoints:
 
     @cached_property
     def _tree(self) -> Any:
-        from scipy.spatial import cKDTree  # type: ignore[import-untyped]
-
-        return cKDTree(self._places, leafsize=_LEAF_SIZE, balanced_tree=False, compact_nodes=False)
+        return nearest_tree(
+            self._places, leafsize=_LEAF_SIZE, balanced_tree=False, compact_nodes=False
+        )
 
 
 _NUM_NEIGHBOURS = 4

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import mkdtemp
@@ -21,6 +20,7 @@ from numba.core.caching import FunctionCache
 from numba.core.registry import cpu_target
 
 from foretoken.domain.source_hash import compiled_name
+from foretoken.jobs.process_setup import spare_numba_scipy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -51,27 +51,8 @@ def _take_shipped() -> None:
 _take_shipped()
 
 
-def _leave_scipy() -> None:
-    """Import what numba needs for any machine code without scipy's linear algebra.
-
-    numba looks for that as its rules for arrays are imported, though only `np.cov` and
-    `np.corrcoef` need it there: a tenth of the time that a worker takes to start.
-    """
-    linalg: Any = import_module("numba.np.linalg")
-    look = linalg.ensure_blas
-    linalg.ensure_blas = _find_none
-    try:
-        import_module("numba.np.arraymath")
-    finally:
-        linalg.ensure_blas = look
-
-
-def _find_none() -> None:
-    raise ImportError
-
-
 if IS_COMPILED:
-    _leave_scipy()
+    spare_numba_scipy()
 
 # What machine code rests on besides the sources: versions, and the processor as numba names it.
 _CODEGEN: Any = cpu_target.target_context.codegen()

@@ -17,7 +17,7 @@ from functools import partial
 from typing import IO, Any
 
 from foretoken.jobs.executors.outcome import attempt
-from foretoken.jobs.process_setup import collect_rarely
+from foretoken.jobs.process_setup import collect_rarely, take_as_ours
 
 # What the parent says: ("start", run, pickled function and shared), ("task", run, pickled item) and
 # ("forget", run). A task is answered by an Outcome.
@@ -83,6 +83,7 @@ def _end_with(parent: int) -> None:
 def main() -> None:
     """Work until the parent closes the input or dies."""
     collect_rarely()
+    take_as_ours()
     os.nice(_NICENESS)
     # Ctrl-C goes to every process of a terminal; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

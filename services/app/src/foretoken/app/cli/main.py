@@ -11,7 +11,12 @@ import typer
 
 import foretoken
 from foretoken.app.cli.command_table import MARKUP, RootGroup
-from foretoken.jobs.process_setup import collect_rarely, return_memory, use_one_thread
+from foretoken.jobs.process_setup import (
+    collect_rarely,
+    return_memory,
+    take_as_ours,
+    use_one_thread,
+)
 
 # What `--help` says of all commands.
 _STATUS_HELP = (
@@ -100,6 +105,7 @@ def root(
     from foretoken.app.starter import with_starter
     from foretoken.app.telemetry.commands import observe_command
 
+    take_as_ours()
     # What is profiled on the CPU has the threads that it has without us.
     if context.invoked_subcommand != "profile":
         use_one_thread()

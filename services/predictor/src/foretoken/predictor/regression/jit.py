@@ -8,6 +8,9 @@ import numba
 from numba.core.registry import cpu_target
 
 from foretoken.domain.source_hash import compiled_name
+from foretoken.jobs.process_setup import spare_numba_scipy
+
+spare_numba_scipy()
 
 # What machine code rests on in addition to the sources: versions, and the processor as numba names
 # it.

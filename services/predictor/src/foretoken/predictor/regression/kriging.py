@@ -9,6 +9,7 @@ import numpy as np
 
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.neighbours import NearestPoints
+from foretoken.predictor.regression.light_imports import nearest_tree
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # Up to so many calls numpy solves: a process that requests little compiles nothing.
@@ -202,11 +203,9 @@ class _Search:
 
     def _look_up(self, scales: FloatColumn) -> "_Near":
         """Return the neighbours of every judged point, itself left out."""
-        from scipy.spatial import cKDTree  # type: ignore[import-untyped]
-
         places = _scale(self._axes, scales[:-1])
         count = min(_NUM_NEIGHBOURS + 1, len(places))
-        _, rows = cKDTree(places).query(places[self._judged], k=count)
+        _, rows = nearest_tree(places).query(places[self._judged], k=count)
         is_self = rows == self._judged[:, None]
         # Among many coinciding points a point may not be among its own neighbours.
         is_self[~is_self.any(axis=1), -1] = True

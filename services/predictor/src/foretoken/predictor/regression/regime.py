@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.predictor.features import NUM_ROOFLINE_PARTS, Design, Matrix
+from foretoken.predictor.regression.light_imports import fit_not_negative
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # Parts add up (1) or the largest hides the others (4), as far as a device overlaps them; each
@@ -102,16 +103,14 @@ def _tell_apart(work: Matrix) -> IntColumn:
 
 def _fit(parts: Matrix, exponent: float) -> tuple[float, FloatColumn]:
     """Return the mean error and the coefficients whose weighted parts add up nearest to 1."""
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
     weights = np.ones(len(parts))
     for _ in range(_NUM_ROUNDS):
-        solution, _ = nnls(parts * weights[:, None], weights, maxiter=50 * parts.shape[1])
+        solution = fit_not_negative(parts * weights[:, None], weights, 50 * parts.shape[1])
         fitted = np.maximum(parts @ solution, _MIN_SHARE**exponent)
         error_log = np.abs(np.log(fitted)) / exponent
         weights = 1.0 / (fitted * np.sqrt(np.maximum(error_log, _MIN_ERROR_LOG)))
         weights /= weights.mean()
-    return float(error_log.mean()), np.asarray(solution)
+    return float(error_log.mean()), solution
 
 
 # At most so many splits one under the other, each with so many points on either side at least.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.predictor.features import Design, Matrix
+from foretoken.predictor.regression.light_imports import fit_not_negative
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
 # Latency grows with the bytes over the links (flat bus bandwidth) and with the whole message
@@ -63,15 +64,12 @@ def fit_ring_law(design: Design, log_ratio: FloatColumn) -> RingLaw:
 
 def _fit(terms: Matrix) -> FloatColumn:
     # Terms are scaled alike, so that one penalty fits series of any length and unit.
-    from scipy.optimize import nnls  # type: ignore[import-untyped]
-
     scale = np.sqrt((terms**2).sum(axis=0)) + np.finfo(float).tiny
     penalty = np.zeros(terms.shape[1])
     penalty[_WHOLE_MESSAGE] = _WHOLE_MESSAGE_PENALTY
     rows = np.vstack([terms / scale, np.diag(penalty)])
     wanted = np.concatenate([np.ones(len(terms)), np.zeros(terms.shape[1])])
-    solution, _ = nnls(rows, wanted)
-    return np.asarray(solution / scale)
+    return np.asarray(fit_not_negative(rows, wanted) / scale)
 
 
 def _link_class(design: Design) -> IntColumn:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.features import Matrix
 from foretoken.predictor.regression.forest import Forest, read_forest
+from foretoken.predictor.regression.light_imports import load_lightgbm
 from foretoken.predictor.regression.tree_engine import TreeEngine, build_engine
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 
@@ -113,12 +114,10 @@ class TreeRows:
 
     @cached_property
     def _binned(self) -> lightgbm.Dataset:
-        import lightgbm
-
         # Each part has labels of its own.
         labels = np.zeros(len(self._features))
         chosen = tree_parameters(self._booster, 0)
-        return lightgbm.Dataset(self._features, labels, params=chosen, free_raw_data=False)
+        return load_lightgbm().Dataset(self._features, labels, params=chosen, free_raw_data=False)
 
 
 def _count_trees(num_rows: int, config: BoosterConfig) -> int:
@@ -129,9 +128,7 @@ def boost(
     parameters: Mapping[str, object], data: lightgbm.Dataset, num_trees: int
 ) -> lightgbm.Booster:
     """Return what `lightgbm.train` does, in nine tenths of its time where tables are small."""
-    import lightgbm
-
-    booster = lightgbm.Booster(dict(parameters), data)
+    booster = load_lightgbm().Booster(dict(parameters), data)
     for _ in range(num_trees):
         if booster.update():
             break
