@@ -146,6 +146,14 @@ def dims_to_columns(table: pa.Table, names: Iterable[str]) -> dict[str, npt.NDAr
     keys = keys.reshape(table.num_rows, len(wanted))
     items = items.reshape(table.num_rows, len(wanted))
     columns: dict[str, npt.NDArray[np.int64]] = {}
+    places = {code: place for place, code in enumerate(keys[0].tolist())} if len(keys) else {}
+    own = [codes.get(name, -1) for name in wanted]
+    # Nearly all sources write them in one order.
+    if places and (keys == keys[0]).all() and places.keys() == set(own):
+        return {
+            name: items[:, places[code]].astype(np.int64)
+            for name, code in zip(wanted, own, strict=True)
+        }
     for name in wanted:
         is_here = keys == codes.get(name, -1)
         if not (is_here.sum(axis=1) == 1).all():

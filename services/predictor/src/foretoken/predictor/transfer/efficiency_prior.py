@@ -6,6 +6,7 @@ them fit the devices known and miss the next one.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -18,9 +19,10 @@ from foretoken.jobs.executors.inline import InlineExecutor
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix
 from foretoken.predictor.intervals.calibration import quantiles
+from foretoken.predictor.regression.light_imports import load_lightgbm
 from foretoken.predictor.regression.trees import Trees, boost
 from foretoken.predictor.roofline import FloatColumn
-from foretoken.predictor.training_rows import Series, SeriesKey
+from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.transfer.device_columns import element_bits
 from foretoken.predictor.transfer.link_band import is_within_links
 from foretoken.predictor.transfer.row_band import is_row_operator
@@ -56,13 +58,16 @@ _MIN_ROWS = 100
 _PARAMETERS = {
     "objective": "regression_l1",
     "num_leaves": 8,
-    "learning_rate": 0.05,
+    "learning_rate": 0.1,
     "min_data_in_leaf": 40,
     "deterministic": True,
     "force_row_wise": True,
     "verbose": -1,
 }
-_NUM_TREES = 60
+# Source: 45 names that series of at least three GPUs or operators of the starter catalog tell, one
+# left out at a time: twice as many in steps of half the size err 0.6 % more on average (2.6 % less
+# at most), in 1.7 times as long.
+_NUM_TREES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +97,17 @@ class TransferModel:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Sample:
     key: SeriesKey
     group: str
     transfer: Matrix
     log_ratio: FloatColumn
+
+    @cached_property
+    def middle_log(self) -> float:
+        """The median: samples are looked at again with every group that is left out."""
+        return float(np.median(self.log_ratio))
 
     def first(self, count: int) -> "_Sample":
         """Return the sample of its first rows, which are in no order."""
@@ -242,15 +252,15 @@ def _support(samples: Sequence[_Sample], *, is_of_kind: bool) -> Support:
 
 
 def _grow(samples: Sequence[_Sample], config: PredictorConfig, seed: int) -> Trees:
-    import lightgbm
-
     transfer = np.concatenate([sample.transfer for sample in samples])
     log_ratio = np.concatenate([sample.log_ratio for sample in samples])
-    constant = float(np.mean([np.median(sample.log_ratio) for sample in samples]))
+    constant = float(np.mean([sample.middle_log for sample in samples]))
     if len(log_ratio) < _MIN_ROWS:
         return Trees(constant)
     shares = [np.full(len(s.log_ratio), 1.0 / len(s.log_ratio)) for s in samples]
     weights = np.concatenate(shares)
-    data = lightgbm.Dataset(transfer, log_ratio, weight=weights * len(weights) / weights.sum())
+    data = load_lightgbm().Dataset(
+        transfer, log_ratio, weight=weights * len(weights) / weights.sum()
+    )
     parameters = {**_PARAMETERS, "seed": seed, "num_threads": config.num_threads}
     return Trees.of_booster(boost(parameters, data, _NUM_TREES), constant)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
-from foretoken.predictor.training_rows import Series, SeriesKey
+from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.transfer.device_columns import element_bits
 from foretoken.predictor.transfer.pool import Donor, DonorPool, draw_donor
 
@@ -21,7 +21,10 @@ class DonorLibrary:
 
         Those that unite frameworks or pick a kernel only repeat others.
         """
-        self._keys = [key for key, num_points in sizes.items() if _can_lend(key, num_points)]
+        self._keys: dict[tuple[str, str, str], list[SeriesKey]] = {}
+        for key, num_points in sizes.items():
+            if _can_lend(key, num_points):
+                self._keys.setdefault(_what_is_done(key), []).append(key)
         self._find, self._seed = find, seed
         self._donors: dict[SeriesKey, Donor] = {}
 
@@ -40,7 +43,8 @@ class DonorLibrary:
         """
         if key.spec.is_collective:
             return None
-        donors = [self._draw(own) for own in self._keys if _is_alike(own, key)]
+        alike = self._keys.get(_what_is_done(key), ())
+        donors = [self._draw(own) for own in alike if _is_elsewhere_alike(own, key)]
         return DonorPool(key.operator, key.target, donors) if donors else None
 
     def _draw(self, key: SeriesKey) -> Donor:
@@ -54,10 +58,11 @@ def _can_lend(key: SeriesKey, num_points: int) -> bool:
     return is_single and not key.spec.is_collective and num_points >= _MIN_ROWS
 
 
-def _is_alike(other: SeriesKey, wanted: SeriesKey) -> bool:
-    same = ("operator", "phase", "variant")
-    if any(getattr(other, name) != getattr(wanted, name) for name in same):
-        return False
+def _what_is_done(key: SeriesKey) -> tuple[str, str, str]:
+    return key.operator, key.phase, key.variant
+
+
+def _is_elsewhere_alike(other: SeriesKey, wanted: SeriesKey) -> bool:
     if other.device == wanted.device or other.target.device.kind != wanted.target.device.kind:
         return False
     return element_bits(other.target.dtype) == element_bits(wanted.target.dtype)

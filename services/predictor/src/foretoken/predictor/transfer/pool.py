@@ -8,9 +8,10 @@ import numpy as np
 
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, Matrix, build_design
+from foretoken.predictor.regression.light_imports import load_lightgbm
 from foretoken.predictor.regression.trees import Trees, boost
 from foretoken.predictor.roofline import FloatColumn, Target
-from foretoken.predictor.training_rows import Series
+from foretoken.predictor.series import Series
 from foretoken.predictor.transfer.device_columns import describe_device, join_columns
 from foretoken.predictor.transfer.device_law import DeviceLaw, average_laws, fit_device_law
 from foretoken.predictor.transfer.pooled_model import PooledModel
@@ -135,13 +136,11 @@ def _grow(
     is_over_law: bool,
 ) -> Trees:
     """Return trees over what the base latency, or each device's own law, leaves over."""
-    import lightgbm
-
     features: list[Matrix] = []
     rests: list[FloatColumn] = []
     for voice in voices:
         law = voice.law if is_over_law else None
         features.append(join_columns(voice.design, voice.device, law))
         rests.append(voice.log_ratio - (law.log_ratio(voice.design) if law else 0.0))
-    data = lightgbm.Dataset(np.vstack(features), np.concatenate(rests), weight=weights)
+    data = load_lightgbm().Dataset(np.vstack(features), np.concatenate(rests), weight=weights)
     return Trees.of_booster(boost(parameters, data, _NUM_TREES), 0.0)
