@@ -33,6 +33,11 @@ LATENT_TOKEN_WEIGHTS, LATENT_UNPACKING_WEIGHTS = 2176, 1024
 # Two heads of four features from eight, and a weight for each from 32; one key from 32.
 _INDEXER = {"index_num_heads": 2, "index_head_dim": 4, "index_topk": 4}
 _DSA_WEIGHTS = 3200 + 2 * (8 * 4 + 32) + 32 * 4
+_POOLED = {**{name: it for name, it in LATENT.items() if name != "qk_rope_head_dim"}, **_INDEXER}
+_POOLED |= {"index_pool": 4}
+# 32 x (8 + 16) down, 8 x 4 x 8 for the queries, 4 x 8 x 32 for the output, 16 x 4 x 16 between; the
+# indexer, and for its pools a gate from 32 and a feature for each place.
+_POOLED_WEIGHTS = 768 + 256 + 1024 + 1024 + 2 * (8 * 4 + 32) + 32 * 4 + 4 * (32 + 4)
 _COMPRESSED = {
     "compress_ratio": 4,
     "window": 3,
@@ -80,6 +85,19 @@ SPARSE_AND_LINEAR_WORK = {
         flops=2 * (8 * 4 * 34 + 2 * _DSA_WEIGHTS + 10 * 2 * 4),
         moved_bytes=(_DSA_WEIGHTS + 8 * 18 + 2 * 2 * 32) * 2 + 10 * (4 + 4),
         num_weights=_DSA_WEIGHTS,
+    ),
+    "pooled_attention_prefill_module": OperatorWork(
+        # As above without the two features of positions; 21 pairs are five with pools of four.
+        dims={**PREFILL, "selected_pairs": 12, **_POOLED},
+        flops=2 * (12 * 4 * 32 + 3 * _POOLED_WEIGHTS + 5 * 2 * 4),
+        moved_bytes=(_POOLED_WEIGHTS + 4 * 16 + 2 * 3 * 32) * 2 + 2 * (4 + 4),
+        num_weights=_POOLED_WEIGHTS,
+    ),
+    "pooled_attention_decode_module": OperatorWork(
+        dims={**_DECODE, "selected_tokens": 8, **_POOLED},
+        flops=2 * (8 * 4 * 32 + 2 * _POOLED_WEIGHTS + 2 * 2 * 4),
+        moved_bytes=(_POOLED_WEIGHTS + 8 * 16 + 2 * 2 * 32) * 2 + 2 * (4 + 4),
+        num_weights=_POOLED_WEIGHTS,
     ),
     "compressed_attention_prefill_module": OperatorWork(
         # Positions 14 to 16: three tokens in the window each; three, three and four entries, of

@@ -1,5 +1,6 @@
 """AIConfigurator's tables of sparse and linear attention and of the kernels around them."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,43 @@ _ENCODER = {
     "attn_dtype": "bfloat16",
 }
 _TOKENS = {"num_seqs": 2, "num_tokens": 16}
+_GEOMETRY = {
+    "backend": "sglang",
+    "checkpoint_format": "fp8",
+    "head_dim": 256,
+    "hidden_size": 4096,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_pool": 4,
+    "index_topk": 2048,
+    "is_context": True,
+    "kv_cache_dtype": "fp8",
+    "kv_lora_rank": 512,
+    "layer_kind": "sparse_mla",
+    "num_heads": 16,
+    "projection_quant_mode": "fp8_block",
+    "q_lora_rank": 1536,
+    "value_head_dim": 256,
+}
+_POOLED = {
+    "num_heads": 16,
+    "hidden": 4096,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 256,
+    "v_head_dim": 256,
+    "index_num_heads": 32,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+    "index_pool": 4,
+}
+
+
+def _glm(**geometry: Any) -> dict[str, Any]:
+    said = json.dumps({**_GEOMETRY, **geometry})
+    return {"component": "attention", "geometry": said, "batch_size": 2, "prefix": 2045, "x": 8}
+
+
 _DELTA = {"num_k_heads": 16, "num_v_heads": 32, "head_k_dim": 128, "head_v_dim": 128}
 
 
@@ -120,6 +158,32 @@ def _row(root: Path, table: str, row: Mapping[str, Any]) -> dict[str, Any]:
                 "score_pairs": 2 * (8 * 2045 + 36),
                 "selected_pairs": 2 * (2046 + 2047 + 6 * 2048),
                 **_LATENT,
+            },
+        ),
+        (
+            "glm53_attention_module_perf",
+            _glm(),
+            "pooled_attention_prefill_module",
+            {
+                "num_seqs": 2,
+                "q_tokens": 16,
+                "kv_tokens": 2 * 2053,
+                "score_pairs": 2 * (8 * 2045 + 36),
+                "selected_pairs": 2 * (2046 + 2047 + 6 * 2048),
+                **_POOLED,
+            },
+        ),
+        (
+            # A token after 4095 others.
+            "glm53_attention_module_perf",
+            {**_glm(is_context=False), "prefix": 0, "x": 4095},
+            "pooled_attention_decode_module",
+            {
+                "num_seqs": 2,
+                "kv_tokens": 8192,
+                "kv_tokens_max": 4096,
+                "selected_tokens": 4096,
+                **_POOLED,
             },
         ),
         (
@@ -292,6 +356,13 @@ def test_a_row_of_hyper_connections_has_the_time_of_its_sites(tmp_path: Path) ->
     [
         ("dsa_context_module_perf", _DSA, "fp8", "attn=bf16;kv=fp8;quant=fp8_block"),
         ("dsa_context_module_perf", {**_DSA, "gemm_type": "bfloat16"}, "bf16", "kv=fp8"),
+        ("glm53_attention_module_perf", _glm(), "fp8", "attn=bf16;kv=fp8;quant=fp8_block"),
+        (
+            "glm53_attention_module_perf",
+            _glm(projection_quant_mode="bfloat16", kv_cache_dtype="bfloat16"),
+            "bf16",
+            None,
+        ),
         ("kda_perf", {**_KDA, "kernel_source": "kda_fused_decode"}, "bf16", "scope=conv"),
         ("kda_perf", {**_KDA, "kernel_source": "causal_conv1d_fn_qkv3"}, "bf16", "calls=3"),
         ("kda_perf", {**_KDA, "phase": "verify"}, "bf16", "step=verify"),
@@ -333,6 +404,11 @@ def test_what_the_dimensions_leave_open_is_kept_apart(
             {**_DSA, "gemm_type": "awq"},
             "gemm_type 'awq' with 'bfloat16' is unknown here",
         ),
+        (
+            "glm53_attention_module_perf",
+            {**_glm(), "component": "mhc"},
+            "'mhc' of GLM-5.3-Flash is unknown here",
+        ),
         ("gdn_perf", {**_GDN, "phase": "draft"}, "phase 'draft' is unknown here"),
         ("mhc_module_perf", {**_MHC, "op_name": "mid"}, "'mid' of mHC is unknown here"),
         (
@@ -362,6 +438,7 @@ def test_rows_of_unknown_kinds_are_noted(
 
 
 _KNOWN = {
+    "component": "attention",
     "model": "zai-org/GLM-5-FP8",
     "gemm_type": "nvfp4",
     "phase": "context",

@@ -39,6 +39,7 @@ from foretoken.catalog.importers.aiconfigurator.perf_table import (
     topology_of,
 )
 from foretoken.catalog.importers.aiconfigurator.points import Points, make_points
+from foretoken.catalog.importers.aiconfigurator.pooled_tables import read_pooled_attention
 from foretoken.catalog.importers.aiconfigurator.sparse_tables import (
     read_compressed_decode,
     read_compressed_prefill,
@@ -233,6 +234,9 @@ READERS: Mapping[str, TableReader] = MappingProxyType(
         "dsv4_hca_generation_module_perf": TableReader(_COMPRESSED, read_compressed_decode),
         "msa_context_module_perf": TableReader(_MODULE, read_msa_prefill),
         "msa_generation_module_perf": TableReader((*_MODULE, "step"), read_msa_decode),
+        "glm53_attention_module_perf": TableReader(
+            ("component", "geometry", "batch_size", "prefix", "x"), read_pooled_attention
+        ),
         "gdn_perf": TableReader((*_RECURRENT, *_DELTA_HEADS), read_gated_delta),
         "kda_perf": TableReader((*_RECURRENT, "num_v_heads", "head_v_dim"), read_kda),
         "mamba2_perf": TableReader(
