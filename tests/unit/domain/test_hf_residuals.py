@@ -10,6 +10,7 @@ from foretoken.domain.lowering.lower import lower_forward
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.description import describe_model
 from foretoken.domain.models.hf_config import architecture_of_hf_config
 from foretoken.domain.models.parameters import count_parameters
 from foretoken.domain.models.stack import stack_of, state_of
@@ -43,6 +44,19 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "zamba2": {**_TRUNK, **_HYBRID, "num_hidden_layers": 7, "num_attention_heads": 8}
     | {"n_mamba_heads": 8, "num_mem_blocks": 2, "use_shared_attention_adapter": True}
     | {"adapter_rank": 16},
+    "glm5_next_text": {**_TRUNK, **_LATENT, **_EXPERTS, "num_hidden_layers": 6, "hc_mult": 2}
+    | {"qk_rope_head_dim": 0, "index_kpool": 4, "first_k_dense_replace": 1}
+    | {"linear_num_heads": 8, "linear_head_dim": 32, "linear_conv_kernel_dim": 4},
+    "deepseek_v41_text": {**_TRUNK, "num_hidden_layers": 6, "hc_mult": 2}
+    | {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "q_lora_rank": 64}
+    | {"qk_rope_head_dim": 16, "o_lora_rank": 32, "o_groups": 2, "sliding_window": 64}
+    | {"index_n_heads": 4, "index_head_dim": 32, "index_topk": 512}
+    | {"moe_intermediate_size": 128, "n_routed_experts": 64, "num_experts_per_tok": 4}
+    | {"n_shared_experts": 2, "compress_ratios": [0, 2, 2, 1, 1, 1, 0]}
+    | {"kv_source_layer_ids": [1, 3], "index_source_layer_ids": [1, 3, 5]}
+    | {"candidate_source_layer_id": 3, "candidate_topk_blocks": 8, "candidate_block_size": 4}
+    | {"engram_layer_ids": [0, 2], "engram_num_embeddings": [1000, 1001], "engram_n_heads": 2}
+    | {"engram_max_ngram_size": 3, "engram_head_dim": 16},
     "gemma3n_text": {**_TRUNK, **_HEADS, "num_hidden_layers": 10, "num_kv_shared_layers": 4}
     | {"intermediate_size": [512] * 10, "laurel_rank": 8, "vocab_size_per_layer_input": 1000}
     | {"hidden_size_per_layer_input": 32, "activation_sparsity_pattern": [0.95] * 10},
@@ -69,6 +83,51 @@ def test_operators_have_the_weights_that_are_counted(model_type: str) -> None:
     allowed = max((_MAX_ERROR.get(part.kind, 0.0) for part in model.extras), default=0.0) or 0.01
     held = float(sum(node.num_weights for node in nodes))
     assert pytest.approx(count_parameters(model).total, rel=allowed) == held
+
+
+def test_an_indexer_of_glm_5_3_flash_has_a_key_for_a_pool() -> None:
+    model = _read("glm5_next_text")
+    parts = list(stack_of(model).mixers)
+    assert ["kda", "pooled_latent"] == [part.kind for part in parts]
+    assert [(0, 1, 2, 4, 5), (3,)] == [tuple(held) for held in stack_of(model).mixers.values()]
+    state = state_of(parts[1])
+    # A vector of 48, and of a key of 32 in 8 bits with its scale the fourth part.
+    assert (48, (32 + 4) / 4) == (state.token_elements, state.token_bytes)
+    latent = next(part for part in count_parameters(model).parts if part.part is parts[1])
+    projected = 64 * (256 + 8 * 32) + 256 * 48 + 8 * 32 * 256
+    assert projected == latent.weights[0].total
+    pooled = 4 * (64 * 32 + 256) + 32 * (2 * 256 + 4 + 2)
+    assert 48 * 8 * (32 + 32) + pooled + 64 + 48 == latent.weights[1].total
+
+
+def test_layers_of_deepseek_v4_1_have_what_they_share_once() -> None:
+    model = _read("deepseek_v41_text")
+    layers = [layer.mixer for layer in stack_of(model).layers]
+    roles = [
+        (part["compress_ratio"], part["has_entries"], part["has_indexer"], part["candidates"])
+        for part in layers
+        if part is not None
+    ]
+    assert [(0, 0, 0, 0), (2, 1, 1, 0), (2, 0, 0, 0), (1, 1, 1, 0), (1, 0, 0, 0)] == roles[:5]
+    # An indexer after the layer that chose candidates scores no others.
+    assert (1, 0, 1, 32) == roles[5]
+    states = [state_of(part) for part in layers if part is not None]
+    assert [0, 32, 0, 64, 0, 0] == [state.token_elements for state in states]
+    assert {64} == {state.window_elements for state in states}
+    assert [0, 2 * 64 * 8, 0, 0, 0, 0] == [state.request_bytes for state in states]
+
+
+def test_tables_of_n_grams_are_read_by_rows_and_stored_in_8_bits() -> None:
+    model = _read("deepseek_v41_text")
+    (memory,) = (part for part in count_parameters(model).parts if part.part.kind == "engram")
+    table, projection, _ = memory.weights
+    # Two of 2-grams and two of 3-grams of 16 features in each of two layers.
+    assert (2001 * 16, 2 * 4 * 16) == (table.total, table.active)
+    assert 2 * (4 * 16) * 3 * 256 == projection.total
+    figures = {part.part: part for part in describe_model(model).parts}
+    assert 2001 * 16 * 8.25 / 8 == pytest.approx(
+        figures["engram"].num_bytes - 2 * (projection.total + 2 * 2 * 2 * 256)
+    )
 
 
 def test_blocks_of_zamba_are_counted_once_and_keep_tokens_everywhere() -> None:

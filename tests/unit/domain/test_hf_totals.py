@@ -53,7 +53,7 @@ _OTHERWISE = {"dbrx", "longcat_flash"}
 _SEEING = (
     *("gemma3", "gemma4_unified", "glm4v_moe", "idefics3", "internvl", "lfm2_vl", "llava"),
     *("llava_next", "smolvlm", "llava_onevision", "mistral3", "mistral4", "qwen2_5_vl"),
-    *("muse_glimmer", "qwen2_vl"),
+    *("glm5_next", "muse_glimmer", "qwen2_vl"),
 )
 # By a name of their class; those have none of text alone.
 _HEARING = {

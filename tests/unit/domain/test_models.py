@@ -11,6 +11,7 @@ from foretoken.domain.lowering.lower import lower_forward
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import ModelArchitecture, all_models, find_model
+from foretoken.domain.models.description import describe_model
 from foretoken.domain.models.load import load_model
 from foretoken.domain.models.parameters import count_parameters
 
@@ -116,6 +117,24 @@ def test_parameters_match_the_rounded_figure(name: str) -> None:
 def test_active_parameters_match_the_model_card(name: str) -> None:
     found = count_parameters(find_model(name)).active_total
     assert pytest.approx(_PUBLISHED_ACTIVE[name] * 1e9, rel=0.02) == found
+
+
+def test_parameters_of_models_of_the_autumn_are_those_of_their_own_files() -> None:
+    """GLM-5.3-Flash as transformers 5.24 builds it; DeepSeek-V4.1-Flash as its card counts.
+
+    552 billion and tables of 196, of which 16 billion are active. Its checkpoint of 475.3 GiB has
+    heads that draft as well: three layers with 128 experts each.
+    """
+    glm, deepseek = (find_model(name) for name in ("glm-5.3-flash", "deepseek-v4.1-flash"))
+    assert pytest.approx(313_890_426_878, rel=1e-6) == count_parameters(glm).total
+    count = count_parameters(deepseek)
+    tables = next(part for part in count.parts if part.part.kind == "engram")
+    assert pytest.approx(552e9, rel=5e-3) == count.total - tables.total
+    assert pytest.approx(196e9, rel=5e-3) == tables.total
+    assert pytest.approx(16e9, rel=0.02) == count.active_total - count.embedding
+    drafts = 3 * 128 * 3 * 5120 * 2304 * 4.25 / 8
+    found = describe_model(deepseek).num_bytes + drafts
+    assert pytest.approx(475.3 * 2**30, rel=0.01) == found
 
 
 def test_every_token_passes_through_all_of_a_dense_model() -> None:

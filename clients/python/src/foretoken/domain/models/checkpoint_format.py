@@ -47,7 +47,7 @@ _MODELOPT = {
     "MXFP8": "mxfp8",
 }
 _INTEGER_GROUPS = {128: "int4_wo", 64: "int4_wo_g64", 32: "int4_wo_g32"}
-_FP8_BLOCK = [128, 128]
+_FP8_BLOCKS = {128: "fp8_block", 32: "fp8_block_32"}
 # Expressions of files are matched with what takes no time to: no group is repeated, and few parts.
 _REPEATED_GROUP = re.compile(r"\)[*+?{]")
 _MAX_REPEATS = 4
@@ -157,7 +157,8 @@ def _experts_of_fp8(config: Mapping[str, Any], stored: Mapping[str, Any]) -> str
 
     Source: config.json of DeepSeek-V4 (`expert_dtype`) and of NVIDIA's checkpoints of it.
     """
-    algorithm, narrow = stored.get("moe_quant_algo"), config.get("expert_dtype")
+    algorithm = stored.get("moe_quant_algo")
+    narrow = config.get("expert_dtype", stored.get("expert_dtype"))
     if algorithm:
         return _modelopt_scheme(algorithm)
     if narrow not in (None, "fp8", "fp4"):
@@ -171,10 +172,11 @@ def _with_experts(scheme_of: _SchemeOf, experts: str) -> _SchemeOf:
 
 def _fp8(stored: Mapping[str, Any]) -> _SchemeOf:
     block = stored.get("weight_block_size")
-    if block not in (None, _FP8_BLOCK):
-        raise _refuse("weight_block_size", f"{block} is not {_FP8_BLOCK}")
+    blocks = {str([side, side]): scheme for side, scheme in _FP8_BLOCKS.items()}
+    if block is not None and str(block) not in blocks:
+        raise _refuse("weight_block_size", f"{block} is none of {', '.join(blocks)}")
     is_static = stored.get("activation_scheme") == "static"
-    scheme = "fp8_block" if block else "fp8_static" if is_static else "fp8"
+    scheme = blocks[str(block)] if block else "fp8_static" if is_static else "fp8"
     return lambda _: scheme
 
 

@@ -118,10 +118,12 @@ def _figures(count: PartCount, model: ModelArchitecture, kv_dtype: DType) -> Par
     num_bytes = 0.0
     for weights in count.weights:
         weight = quantization.weight_of(weights.part) if weights.part else None
-        bits = weight.bits if weight and weight.bits else _BITS
+        bits = weights.bits or (weight.bits if weight and weight.bits else _BITS)
         num_bytes += count.num_layers * weights.total * bits / 8
         if weight and weight.bits:
             stored[f"{weights.part} {weight.bits:.3g} bit"] = None
+        elif weights.bits:
+            stored[f"{kind.name} {weights.bits:.3g} bit"] = None
     state = state_of(count.part) if kind.place is Place.MIXER else RequestState()
     num_layers = count.num_layers
     return PartFigures(

@@ -24,7 +24,7 @@ from foretoken.domain.text_file import is_there, read_json
 _MODULES = {"gemma4": (".mlp.experts.", ".experts.")}
 # What engines keep keys and values in whatever the checkpoint says: DeepSeek-V4's cache has no
 # layout of 16 bits. Source: vLLM, pull request 55134 (`auto` is `fp8_ds_mla`).
-_CACHED_IN = {"deepseek_ref": DType.FP8, "deepseek_v4": DType.FP8}
+_CACHED_IN = {"deepseek_ref": DType.FP8, "deepseek_v4": DType.FP8, "deepseek_v41": DType.FP8}
 # Every model type that is read.
 _READERS = {**TEXT_MODELS, **MULTIMODAL}
 

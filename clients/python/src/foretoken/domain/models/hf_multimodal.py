@@ -43,9 +43,11 @@ _TEXT = {
 }
 # The text model of a file by its type, where `text_config` does not say it.
 _TYPES = {
+    "deepseek_v41": "deepseek_v41_text",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "glm4v": "glm4v_text",
+    "glm5_next": "glm5_next_text",
     "glm4v_moe": "glm4v_moe_text",
     "granite_speech": "granite",
     "gemma4_unified": "gemma4_text",
@@ -145,9 +147,17 @@ def _read(model_type: str, reader: ConfigReader) -> Fields:
 
 # Encoders by the model type of `vision_config`: of gated halves, without biases, and with one
 # product to the model's width.
-_GATED = ("gemma4_vision", "glm4v", "pixtral", "qwen2_5_omni", "qwen2_5_vl")
+_GATED = (
+    "deepseek_v41",
+    "gemma4_vision",
+    "glm4v",
+    "glm5_next",
+    "pixtral",
+    "qwen2_5_omni",
+    "qwen2_5_vl",
+)
 _WITHOUT_BIAS = ("pixtral",)
-_SINGLE_PROJECTOR = ("gemma4_vision", "siglip_vision_model")
+_SINGLE_PROJECTOR = ("deepseek_v41_vision", "gemma4_vision", "siglip_vision_model")
 # With an adapter of two products before the one to the model's width.
 _ADAPTED = ("llama4_vision_model", "muse_glimmer_vision")
 
@@ -160,7 +170,10 @@ def _mlp_width(vision: ConfigReader, hidden: int, family: str) -> int:
     return vision.integer("vt_intermediate_size", "intermediate_size")
 
 
-def _adapter_width(outer: ConfigReader, merged: int) -> int:
+def _adapter_width(outer: ConfigReader, vision: ConfigReader, merged: int) -> int:
+    if outer.get("model_type") == "glm5_next":
+        # After two products as wide as the model three of a gated half, as many as two of these.
+        return merged + 3 * vision.integer("projection_intermediate_size") // 2
     if outer.get("model_type") != "muse_glimmer":
         return merged
     outer.ignore("out_hidden_size", "projector_hidden_act")
@@ -174,6 +187,18 @@ def _shuffled(outer: ConfigReader) -> int:
     return round(1 / ratio) ** 2 if isinstance(ratio, float) and 0 < ratio <= 1 else factor**2
 
 
+def _merged(outer: ConfigReader, vision: ConfigReader, inner: ConfigReader) -> int:
+    """Return how many patches become one token; `inner` has the keys of what makes them."""
+    if vision.get("model_type") == "deepseek_v41_vision":
+        return vision.integer("downsample_ratio") ** 2
+    merge = vision.get("merge_kernel_size")
+    merged = inner.optional("spatial_merge_size", outer.optional("spatial_merge_size", 1)) ** 2
+    if isinstance(merge, list) and all(isinstance(side, int) for side in merge):
+        merged = merge[0] * merge[-1]
+    merged *= _shuffled(inner if vision.has("pixel_shuffle_ratio") else outer)
+    return int(merged * vision.optional("merge_size", 1) ** 2)
+
+
 def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     """Return the encoder of images; its keys go by the names of many families."""
     if not isinstance(config, Mapping):
@@ -184,14 +209,10 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
     family = str(vision.get("model_type"))
     hidden = vision.integer("vt_hidden_size", "embed_dim", "hidden_size")
     image_side, patch = vision.alike("image_size", 0), vision.alike("patch_size", 0)
-    patch, merge = vision.integer("patch_size"), vision.get("merge_kernel_size")
+    patch = vision.integer("patch_size")
     compression = vision.get("img_token_compression_config")
     inner = ConfigReader(compression if isinstance(compression, Mapping) else config)
-    merged = inner.optional("spatial_merge_size", outer.optional("spatial_merge_size", 1)) ** 2
-    if isinstance(merge, list) and all(isinstance(side, int) for side in merge):
-        merged = merge[0] * merge[-1]
-    merged *= _shuffled(inner if vision.has("pixel_shuffle_ratio") else outer)
-    merged *= vision.optional("merge_size", 1) ** 2
+    merged = _merged(outer, vision, inner)
     depth = inner.optional("temporal_patch_size", vision.optional("patch_temporal", 1))
     channels = vision.optional("in_channels", 0) or vision.optional("num_channels", 3)
     height, width = (
@@ -221,12 +242,16 @@ def _encoder(outer: ConfigReader, config: object) -> LayerPart:
         "projector_in": hidden * merged,
         "projector_intermediate": 0
         if family in _SINGLE_PROJECTOR
-        else vision.optional("projector_output_dim", _adapter_width(outer, hidden * merged)),
+        else vision.optional(
+            "projector_output_dim", _adapter_width(outer, vision, hidden * merged)
+        ),
         "projector_inner": int(family in _ADAPTED),
         "num_projectors": 1 + len(inner_layers if isinstance(inner_layers, list) else ()),
         "patch_side": patch,
         "merged_patches": merged * pooled,
-        "max_image_tokens": vision.optional("default_output_length", 0),
+        "max_image_tokens": vision.optional(
+            "default_output_length", vision.optional("max_image_tokens", 0)
+        ),
     }
     for violation in (*vision.violations, *inner.violations):
         outer.refuse(f"vision_config.{violation.field}", violation.description)

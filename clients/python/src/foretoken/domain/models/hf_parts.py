@@ -14,6 +14,7 @@ Halves = tuple[LayerPart | None, LayerPart | None]
 # What patterns call a half, by kind; attention goes by what it sees.
 _WORDS = {
     "latent": "latent",
+    "pooled_latent": "pooled",
     "sparse_latent": "sparse",
     "block_sparse": "blocks",
     "gated_delta": "delta",
@@ -49,7 +50,7 @@ def _word(part: LayerPart) -> str:
     if part.kind in ("attention", "relative_attention"):
         reach = "window" if part["window"] else "chunk" if part["chunk"] else "full"
         return f"shared-{reach}" if part["has_shared_kv"] else reach
-    if part.kind == "compressed":
+    if part.kind in ("compressed", "shared_compressed"):
         ratio = part["compress_ratio"]
         return f"compressed{ratio}" if ratio else "window"
     return _WORDS[part.kind]

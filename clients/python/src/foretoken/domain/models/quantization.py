@@ -104,6 +104,10 @@ _SCHEMES: Mapping[str, Quantization] = MappingProxyType(
             experts=StoredWeight(dtype=DType.FP8, bits=8),
         ),
         "fp8_block": _stored(_FP8_BLOCK),
+        # Blocks of 32 by 32 with a scale of a byte: products as of blocks of 128 (DeepSeek-V4.1).
+        "fp8_block_32": _stored(
+            StoredWeight(dtype=DType.FP8, variant="fp8_block", bits=8 + 8 / (32 * 32))
+        ),
         "int8_wo": _stored(StoredWeight(variant="int8_wo", bits=8)),
         "int4_wo": _stored(StoredWeight(variant="int4_wo", bits=_GROUP_BITS)),
         "int4_wo_g64": _stored(StoredWeight(variant="int4_wo", bits=_GROUP_OF_64_BITS)),

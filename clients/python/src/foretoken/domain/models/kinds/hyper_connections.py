@@ -15,7 +15,7 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
     mixed = (2 + (streams if d["num_sinkhorn"] else 0)) * streams
     half = mixed * (streams * model.hidden + 1) + (3 if d["num_sinkhorn"] else 2)
     head = streams * (streams * model.hidden + 1) + 1
-    yield Weights(total=2 * model.num_layers * half + head)
+    yield Weights(total=2 * model.num_layers * half + d["has_head"] * head)
 
 
 def _around(
@@ -38,10 +38,11 @@ KIND = KindSpec(
     place=Place.MODEL,
     summary="several streams of the residual, mixed before and after each half of a layer (mHC)",
     source="Xie et al., mHC, 2025; DeepSeek-V4's modelling file in transformers 5; Hy 4's (streams"
-    " that do not mix)",
+    " that do not mix) and GLM-5.3-Flash's (whose mean is the output)",
     dims=(
         KindDim("num_streams", "streams of the residual", minimum=2),
         KindDim("num_sinkhorn", "steps that balance the mixture; 0: streams do not mix", 20),
+        KindDim("has_head", "1: weights of their own join the streams at the end; 0: the mean", 1),
     ),
     weights=_weights,
     around=_around,

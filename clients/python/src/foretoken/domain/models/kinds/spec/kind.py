@@ -44,13 +44,14 @@ class Weights:
     """Parameters of one layer that are stored alike.
 
     `part` is what a checkpoint stores in a scheme of its own (`quantization.PARTS`), empty for what
-    always stays in 16 bits: norms, routers, biases. A token passes through `active` of them
-    (None: all).
+    always stays in 16 bits: norms, routers, biases; or in `bits`, where a kind has a format of its
+    own. A token passes through `active` of them (None: all).
     """
 
     total: int
     part: str = ""
     active: int | None = None
+    bits: float = 0.0
 
     @property
     def num_active(self) -> int:
