@@ -28,10 +28,13 @@ def lower_encoder(rank: RankContext, images: EncodedImages, dtype: DType) -> lis
         return []
     dtype = DType.BF16 if dtype is DType.FP8 else dtype
     tokens = images.num_images * images.num_patches
-    tp = rank.layout.tp if encoder["num_heads"] % rank.layout.tp == 0 else 1
+    # Conformers and encoders that are known by their sums are whole on every rank.
+    is_split = encoder.dims.get("num_heads", 1) % rank.layout.tp == 0
+    tp = rank.layout.tp if is_split and encoder.kind != "audio_encoder" else 1
     if encoder.kind == "audio_encoder":
-        tp = 1  # whole on every rank
         nodes = list_conformer_calls(encoder, rank.model.hidden, images)
+    elif encoder.kind == "summed_encoder":
+        nodes = list(_products(encoder, rank.model.hidden, images))
     else:
         ends = _ends if encoder.kind == "encoder" else list_speech_ends
         sizes = (tokens, images.num_images)
@@ -56,6 +59,15 @@ def lower_encoder(rank: RankContext, images: EncodedImages, dtype: DType) -> lis
         )
         for role, operator, dims, repeat in nodes
     ]
+
+
+def _products(part: LayerPart, width: int, images: EncodedImages) -> Iterator[Call]:
+    """Return one product of as many multiplications, and what projects its tokens."""
+    rows = images.num_images * images.num_patches * part["repeats"]
+    out = part["projected"] or width
+    yield "layers", "gemm", {"m": rows, "n": out, "k": max(part["num_weights"] // out, 1)}, 1
+    if part["projected"]:
+        yield "projector", "gemm", {"m": images.num_tokens, "n": width, "k": out}, 1
 
 
 def _ends(part: LayerPart, width: int, images: EncodedImages, tp: int) -> Iterator[Call]:

@@ -33,6 +33,11 @@ _DEFAULTS = {
     "num_kv_shared_layers": 15,
     "laurel_rank": 64,
 }
+# MobileNet-V5 (300M), counted in timm 1.0.31 at the 768 by 768 pixels that its processor makes.
+_MOBILENET = "mobilenetv5_300m_enc"
+_NUM_WEIGHTS, _NUM_PRODUCTS, _TOKENS_OF_IMAGE = 294_126_912, 435_741_474_816, 256
+# Features of a frame of sound, which both convolutions before the encoder halve.
+_MEL_BINS, _SAMPLED_DOWN = 128, 4
 # Every so many layers one sees all tokens.
 _PERIOD = 5
 
@@ -76,3 +81,56 @@ def read_gemma3n(reader: ConfigReader) -> Fields:
             LayerPart(kind="alternating_updates", dims=streams),
         ),
     }
+
+
+def read_gemma3n_seeing(reader: ConfigReader) -> Fields:
+    """Read a file of Gemma 3n with what it sees and hears with."""
+    fields = read_gemma3n(reader.section("text_config"))
+    # Tables of what follows an image or a sound are of a hundred rows: they do not count.
+    reader.ignore("audio_soft_tokens_per_image")
+    extras = fields["extras"]
+    if reader.has("vision_config"):
+        extras = (*extras, _mobilenet(reader))
+    if reader.has("audio_config"):
+        extras = (*extras, _conformer(reader))
+    is_tied = reader.flag("tie_word_embeddings", default=fields["has_tied_embedding"])
+    return {**fields, "has_tied_embedding": is_tied, "extras": extras}
+
+
+def _mobilenet(reader: ConfigReader) -> LayerPart:
+    vision = reader.part("vision_config")
+    if vision.get("architecture", _MOBILENET) != _MOBILENET:
+        reader.refuse("vision_config.architecture", f"only {_MOBILENET} is known")
+    return LayerPart(
+        kind="summed_encoder",
+        dims={
+            "num_weights": _NUM_WEIGHTS,
+            "repeats": round(_NUM_PRODUCTS / _NUM_WEIGHTS),
+            "projected": vision.optional("hidden_size", 2048),
+            "num_tokens": reader.optional("vision_soft_tokens_per_image", _TOKENS_OF_IMAGE),
+        },
+    )
+
+
+def _conformer(reader: ConfigReader) -> LayerPart:
+    """Return the encoder of sound: a conformer, of whose frames every fourth becomes a token."""
+    sound = reader.part("audio_config")
+    channels = sound.numbers("sscp_conv_channel_size", 2) or [128, 32]
+    chunk = sound.optional("conf_attention_chunk_size", 12)
+    left = sound.optional("conf_attention_context_left", 13)
+    right = sound.optional("conf_attention_context_right", 0)
+    bins = sound.optional("input_feat_size", _MEL_BINS)
+    return LayerPart(
+        kind="audio_encoder",
+        dims={
+            "num_layers": sound.optional("conf_num_hidden_layers", 12),
+            "hidden": sound.optional("hidden_size", 1536),
+            "num_heads": sound.optional("conf_num_attention_heads", 8),
+            "chunk": chunk,
+            "context": chunk + left - 1 + right,
+            "conv_kernel": sound.optional("conf_conv_kernel_size", 5),
+            "sampled_features": channels[1] * bins // _SAMPLED_DOWN,
+            "output": 0,
+            "query_window": sound.optional("conf_reduction_factor", 4),
+        },
+    )

@@ -3,6 +3,11 @@
 Source: its configuration and modelling files in transformers 5.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise, permutations
+from math import ceil, log
+from operator import mul
+
 from foretoken.domain.models.hf_parts import (
     Fields,
     compose,
@@ -86,3 +91,96 @@ def _attention(reader: ConfigReader) -> LayerPart:
         "conv_kernel": reader.integer("conv_kernel_size"),
     }
     return LayerPart(kind="relative_attention", dims=dims)
+
+
+def read_inkling_seeing(reader: ConfigReader) -> Fields:
+    """Read a file of Inkling with what it sees and hears with."""
+    text, heads = reader.section("text_config"), reader.section("mtp_config")
+    text.assume({"num_mtp_layers": heads.optional("num_nextn_predict_layers", 0)})
+    heads.ignore("chain_hidden_post_norm", "local_layer_ids")
+    fields = read_inkling(text)
+    extras = fields["extras"]
+    if reader.has("vision_config"):
+        extras = (*extras, _patches(reader, fields["hidden"]))
+    if reader.has("audio_config"):
+        sound = reader.part("audio_config")
+        rows = sound.optional("n_mel_bins", 80) * sound.optional("mel_vocab_size", 256)
+        extras = (*extras, LayerPart(kind="sound_table", dims={"rows": rows}))
+    return {**fields, "extras": extras}
+
+
+def _patches(reader: ConfigReader, hidden: int) -> LayerPart:
+    """Return what makes a token of a patch: products of ever larger blocks of its pixels."""
+    vision = reader.part("vision_config")
+    num_layers = vision.optional("n_layers", vision.optional("num_hidden_layers", 24))
+    side, frames = vision.optional("patch_size", 40), vision.optional("temporal_patch_size", 2)
+    channels = vision.optional("num_channels", 3)
+    scales = _plan_scales(side, frames, channels)
+    if len(scales) > _MOST_SCALES:
+        reader.refuse("vision_config.patch_size", f"{side} has too many factors")
+        scales = [scales[0], scales[-1]]
+    steps = _steps_of(scales, num_layers)
+    size, num_weights, num_products = side**2 * frames, 0, 0
+    for layer, (first, last) in enumerate(pairwise(steps)):
+        (blocks, features), (larger, out) = scales[first], scales[last]
+        weights = features * (larger // blocks) * (hidden if layer == num_layers - 1 else out)
+        num_weights += weights
+        num_products += weights * (size // larger)
+    return LayerPart(
+        kind="summed_encoder",
+        dims={
+            "num_weights": num_weights,
+            "repeats": max(round(num_products / num_weights), 1),
+            "patch_side": side,
+            "frames": frames,
+        },
+    )
+
+
+# More ways to take them than are looked through.
+_MOST_SCALES = 8
+# Features are rounded up to these many.
+_WIDTH_STEP = 64
+
+
+def _plan_scales(side: int, frames: int, channels: int) -> Sequence[tuple[int, int]]:
+    """Return the blocks of a patch that a layer may make, by pixels, with the features of each.
+
+    Source: `plan_out_scales` of its modelling file.
+    """
+    edges = list(accumulate(_factors(side), mul))
+    depths = list(accumulate(_factors(frames), mul))
+    spatial = [(edge**2, ceil(edge**2 * channels / _WIDTH_STEP) * _WIDTH_STEP) for edge in edges]
+    whole = side**2
+    temporal = [(depth * whole, whole * channels * depth * _WIDTH_STEP) for depth in depths]
+    return [(1, channels), *spatial, *temporal]
+
+
+def _steps_of(scales: Sequence[tuple[int, int]], num_layers: int) -> list[int]:
+    """Return which scale each layer ends with: near to an even growth, in logarithms.
+
+    Of fewer layers than scales each has another, and all together are as near as they can be.
+    """
+    longest = log(scales[-1][0] * scales[0][1])
+    costs = [
+        [abs(longest * layer / num_layers - log(blocks)) for blocks, _ in scales]
+        for layer in range(num_layers + 1)
+    ]
+    places: Sequence[int] = [cost.index(min(cost)) for cost in costs]
+    if num_layers < len(scales):
+        ways = permutations(range(len(scales)), num_layers + 1)
+        places = min(
+            ways, key=lambda way: sum(cost[at] for cost, at in zip(costs, way, strict=True))
+        )
+    return [0, *places[1:-1], len(scales) - 1]
+
+
+def _factors(number: int) -> Iterator[int]:
+    """Yield prime factors, the largest first."""
+    factors, rest, divisor = list[int](), number, 2
+    while rest > 1:
+        while rest % divisor == 0:
+            factors.append(divisor)
+            rest //= divisor
+        divisor += 1
+    return iter(reversed(factors))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from foretoken.domain.models.hf_decoders import DECODERS, read_qwen3, read_qwen3_moe
-from foretoken.domain.models.hf_gemma3n import read_gemma3n
+from foretoken.domain.models.hf_gemma3n import read_gemma3n, read_gemma3n_seeing
 from foretoken.domain.models.hf_grouped import GROUPED
-from foretoken.domain.models.hf_inkling import read_inkling
+from foretoken.domain.models.hf_inkling import read_inkling, read_inkling_seeing
 from foretoken.domain.models.hf_layers import LAYERED
 from foretoken.domain.models.hf_parts import Fields
+from foretoken.domain.models.hf_phi4mm import read_phi4mm
 from foretoken.domain.models.hf_reader import ConfigReader
 from foretoken.domain.models.hf_recurrent import RECURRENT
 from foretoken.domain.models.hf_sparse import SPARSE
@@ -418,5 +419,8 @@ def _thinker(model_type: str, reader: ConfigReader) -> Fields:
 
 MULTIMODAL: Mapping[str, Callable[[ConfigReader], Fields]] = {
     **{model_type: partial(_read, model_type) for model_type in _TYPES},
+    "gemma3n": read_gemma3n_seeing,
+    "inkling_mm_model": read_inkling_seeing,
+    "phi4mm": partial(read_phi4mm, GROUPED["phi3"]),
     **{each: partial(_thinker, each) for each in ("qwen2_5_omni", "qwen3_omni_moe")},
 }

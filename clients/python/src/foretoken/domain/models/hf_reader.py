@@ -186,6 +186,12 @@ class ConfigReader:
         self._sections.append(ConfigReader(content, f"{self._path}{key}."))
         return self._sections[-1]
 
+    def part(self, key: str) -> "ConfigReader":
+        """Return the reader of a nested object of which further keys change no operators."""
+        inner = self.section(key)
+        inner.ignore(*inner.keys)
+        return inner
+
     def assume(self, defaults: Mapping[str, Any]) -> None:
         """Take these values for keys that are missing, as the model's configuration class does."""
         self._config = {**defaults, **self._config}

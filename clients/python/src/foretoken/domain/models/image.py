@@ -8,6 +8,8 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.requests.workload import ImageSpec
 
+# Parts of a model that encode images.
+IMAGE_KINDS = ("encoder", "summed_encoder")
 # Numbers of a pixel.
 _COLORS = 3
 
@@ -38,12 +40,13 @@ class EncodedImages:
 
 def find_encoder(model: ModelArchitecture) -> LayerPart | None:
     """Return the part of a model that encodes images; None where it reads text alone."""
-    return next((part for part in model.extras if part.kind == "encoder"), None)
+    return next((part for part in model.extras if part.kind in IMAGE_KINDS), None)
 
 
 def without_encoder(model: ModelArchitecture) -> ModelArchitecture:
     """Return a model without its encoder, as engines load it that are sent embeddings."""
-    return replace(model, extras=tuple(part for part in model.extras if part.kind != "encoder"))
+    others = tuple(part for part in model.extras if part.kind not in IMAGE_KINDS)
+    return replace(model, extras=others)
 
 
 def encode_images(
@@ -61,6 +64,8 @@ def encode_images(
 
     """
     encoder = find_encoder(model)
+    if encoder is not None and encoder.kind == "summed_encoder":
+        return _encode_summed(encoder, images, first_token)
     if encoder is None or not encoder["patch_side"]:
         why = "has no encoder" if encoder is None else "does not say how large a patch is"
         raise InvalidRequestError.of_field("workload.images", f"{model.name} {why}")
@@ -76,4 +81,18 @@ def encode_images(
         num_patches=rows * columns * merged,
         tokens_each=rows * columns,
         first_token=first_token,
+    )
+
+
+def _encode_summed(part: LayerPart, images: ImageSpec, first_token: int) -> EncodedImages:
+    """Return images that are all made one size, or cut into patches of a token."""
+    side, num_patches = part["patch_side"], 1
+    if side:
+        num_patches = ceil(images.height / side) * ceil(images.width / side)
+    return EncodedImages(
+        num_images=images.num_images * ceil(images.num_frames / part["frames"]),
+        num_patches=num_patches,
+        tokens_each=num_patches * part["num_tokens"],
+        first_token=first_token,
+        kind=part.kind,
     )

@@ -4,6 +4,7 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.step_model import STEP_KINDS, StepModel
+from foretoken.domain.models.image import IMAGE_KINDS
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.grid import Floats
@@ -23,8 +24,8 @@ def scope_of(spec: SurfaceSpec) -> dict[str, str]:
         "layout.pp": spec.layout.pp > 1,
         "layout.dp": spec.layout.dp > 1,
         "speculative": spec.rows_per_seq > 1,
-        "workload.images": spec.images is not None and spec.images.kind == "encoder",
-        "workload.sound": spec.images is not None and spec.images.kind != "encoder",
+        "workload.images": spec.images is not None and spec.images.kind in IMAGE_KINDS,
+        "workload.sound": spec.images is not None and spec.images.kind not in IMAGE_KINDS,
         "engine.ffn_devices": spec.micro_batches > 0,
     }
     found = [name for name, is_lack in lacks.items() if is_lack]

@@ -56,7 +56,11 @@ KIND = KindSpec(
         KindDim("num_positions", "learned distances; 0: a product makes them", 0),
         KindDim("frame_ms", "sound of a frame, in ms", 40, minimum=1),
         KindDim("max_frames", "frames of a recording at most; 0: any", 750),
-        KindDim("query_window", "frames that queries attend to; 0: frames are tokens", 0),
+        KindDim(
+            "query_window",
+            "frames that queries attend to, or of which one is a token; 0: all are",
+            0,
+        ),
         KindDim("window_queries", "queries of a window, each a token", 1, minimum=1),
         KindDim("query_layers", "layers of queries", 0),
         KindDim("query_heads", "heads of their attention", 1, minimum=1),
