@@ -85,9 +85,7 @@ def _read_judged(wheel: Path) -> list[PublishedRun]:
     known = {_figures_of(row) for row in rows if row["model_path"] in _DEVELOPMENT}
     runs = {run.name: run for run in read_published(content)}
     rows = csv.DictReader(io.StringIO(content.decode()))
-    return [
-        runs[row["id"]] for row in rows if row["id"] in runs and _figures_of(row) not in known
-    ]
+    return [runs[row["id"]] for row in rows if row["id"] in runs and _figures_of(row) not in known]
 
 
 def _figures_of(row: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,10 +1,11 @@
 """Compare simulated deployments with measured closed-loop runs that AIConfigurator publishes.
 
 Five models on H200 (`--system h100_sxm`: on H100, all of it transferred) under vLLM, SGLang and
-TensorRT-LLM: mean TTFT and TPOT at a fixed concurrency. Operator times come from AIConfigurator's
-own tables, imported and learned; what neither these nor an engine profile say is in `_Client` and
+TensorRT-LLM: mean TTFT and TPOT at a fixed concurrency. Operator times come from all of
+AIConfigurator's H200 tables, imported as a user does, with the starter for what they leave out, and
+learned when they are asked for; what neither these nor an engine profile say is in `_Client` and
 `_Launch`, with its source. Prints the errors by group next to AIConfigurator's own, and says which
-rows were not run and why. H200 takes 2 minutes, most of them to learn the tables.
+rows were not run and why. `--home` names a home with an import that is there, or where to keep one.
 
     python tests/benchmarks/bench_serving_closed_loop.py [path of the shared measurements]
         [--every N] [--home FOLDER] [--system SYSTEM] [--rows]
@@ -23,10 +24,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from closed_loop_tables import MARLIN_EXPERTS, ROUTING, TRAINED_ON, train
+from closed_loop_tables import ROUTING, TRAINED_ON, record_whole
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
+from foretoken.app.starter import with_starter
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import EngineSpec
@@ -90,7 +92,9 @@ class _Launch:
     kv_dtype: DType | None = None
 
 
-# InferenceMAX starts gpt-oss under vLLM with VLLM_MXFP4_USE_MARLIN=1.
+# InferenceMAX starts gpt-oss under vLLM with VLLM_MXFP4_USE_MARLIN=1. No table has that kernel at
+# its width; this one's, of other layers in MXFP4, tell it.
+_MARLIN_EXPERTS = "vllm_compressedtensorsw4a4mxfp4moe_marlin_marlinexperts_situ_as_silu"
 _VLLM, _TRTLLM, _SGLANG = "vllm 0.24.0", "trtllm 1.3.0rc20", "sglang 0.5.14"
 _CACHED = {"has_prefix_caching": "true"}
 _UNCACHED = {"has_prefix_caching": "false"}
@@ -107,7 +111,7 @@ _MIXED = {**_UNCACHED, "mixes_prefill": "true"}
 # AIConfigurator 0.12, generator/rule_plugin/{vllm,sglang}.rule.
 _LAUNCHES: Mapping[tuple[str, str], _Launch] = {
     ("vllm", "gpt-oss-120b"): _Launch(
-        "vllm-0.18", _VLLM, "w4a16_mxfp4", 8192, _INFERENCE_MAX, _UNCACHED, MARLIN_EXPERTS
+        "vllm-0.18", _VLLM, "w4a16_mxfp4", 8192, _INFERENCE_MAX, _UNCACHED, _MARLIN_EXPERTS
     ),
     ("trtllm", "gpt-oss-120b"): _Launch(
         "trtllm-1.0", _TRTLLM, "w4a16_mxfp4", 20000, _INFERENCE_MAX, _memory("0.85")
@@ -179,14 +183,15 @@ def main() -> int:
     runs = runs[:: options.every]
     with tempfile.TemporaryDirectory() as scratch:
         home = options.home or Path(scratch) / "home"
-        is_trained = home.exists()
-        with Composition(AppConfig(home=str(home))) as services:
+        is_imported = home.exists()
+        with Composition(with_starter(AppConfig(home=str(home)), {})) as services:
+            if not is_imported:
+                record_whole(services, options.data)
             foretoken = services.foretoken("predictor", "simulator")
-            if not is_trained:
-                train(services, foretoken, options.data, Path(scratch) / "thinned")
             started = time.process_time()
             outcomes, failures = _simulate(runs, foretoken)
-            print(f"simulated {len(outcomes)} runs in {time.process_time() - started:.0f} CPU s")
+            took_s = time.process_time() - started
+            print(f"learned and simulated {len(outcomes)} runs in {took_s:.0f} CPU s")
     if options.rows:
         _print_rows(outcomes)
     _print_groups(outcomes)
@@ -199,7 +204,7 @@ def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("data", nargs="?", type=Path, default=_DATA, help="shared measurements")
     parser.add_argument("--every", type=int, default=1, help="run every so many rows only")
-    parser.add_argument("--home", type=Path, help="keep the trained predictor here, or use it")
+    parser.add_argument("--home", type=Path, help="a home with the tables, or where to keep it")
     parser.add_argument("--system", default=TRAINED_ON, help="rows of which system to run")
     parser.add_argument("--rows", action="store_true", help="print every row")
     return parser.parse_args()

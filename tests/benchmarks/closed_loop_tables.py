@@ -1,6 +1,6 @@
-"""What the predictor learns for the closed-loop runs: AIConfigurator's H200 tables, thinned.
+"""AIConfigurator's H200 tables for the closed-loop runs: whole, and thinned for searches of them.
 
-They are written again with the rows that the measured models need, in the same layout, and
+Thinned ones are written again with the rows that the measured models need, in the same layout, and
 imported like the whole. What they leave out, norms, rotary embedding, activations and the sampler,
 comes from LLMServingSim's profiles of other GPUs, transferred.
 """
@@ -62,6 +62,13 @@ _PICKS: Mapping[str, pc.Expression] = {
     "mla_generation_module_perf": _one_of(gemm_type=["fp8_block"]),
     "moe_perf": _EXPERTS | _MARLIN,
 }
+
+
+def record_whole(services: Composition, data: Path) -> None:
+    """Import H200's tables as a user does; their series are learned when they are asked for."""
+    request = ImportRequest(path=data / "aiconfigurator" / "systems", device=TRAINED_ON)
+    plan = find_importer("aiconfigurator").read(request)
+    list(services.catalog.record(plan.run, plan.batches))
 
 
 def train(services: Composition, foretoken: Foretoken, data: Path, thinned: Path) -> None:
