@@ -51,6 +51,13 @@ def test_a_step_holds_the_longest_request_or_what_the_script_of_the_device_says(
     assert 8192 == find_launch(replace(_RUN, engine="vllm")).step_tokens
 
 
+def test_memory_is_what_the_script_of_a_model_gives_its_server() -> None:
+    run = replace(_RUN, engine="vllm", model="minimax-m2.5")
+    assert 0.95 == scenario_of_published(run).engine.memory_utilization_ratio
+    assert 0.9 == find_launch(replace(run, device="h100_sxm")).memory_ratio
+    assert 0 == find_launch(replace(run, is_of_inference_max=False)).memory_ratio
+
+
 @pytest.mark.parametrize(
     ("device", "concurrency", "interval"),
     [("b200", 8, 10), ("b200", 16, 30), ("h200_sxm", 16, 1), ("gb200", 16, 1)],

@@ -1,9 +1,10 @@
 """How the servers of published runs were started, as far as no engine does so by itself.
 
-InferenceMAX has scripts: SemiAnalysisAI/InferenceX, benchmarks/ and benchmarks/single_node/,
-one for a model's format, device and engine: {dsr1,qwen3.5,glm5}_fp8_{b200,h200}.sh,
-dsr1_fp8_h200_trt.sh, dsr1_{fp4,fp8}_b200_trt.sh, 70b_{fp4,fp8}_{b200,h200}_trt_slurm.sh, and
-70b_fp8_h200_slurm.sh. Others are AIConfigurator's own runs, whose generator writes what starts them
+InferenceMAX has scripts: SemiAnalysisAI/InferenceX, benchmarks/ and benchmarks/single_node/, one
+for a model's format, device and engine: {dsr1,qwen3.5,glm5}_fp8_{b200,h200}.sh,
+dsr1_fp8_h200_trt.sh, dsr1_{fp4,fp8}_b200_trt.sh, 70b_{fp4,fp8}_{b200,h200}_trt_slurm.sh,
+70b_fp8_h200_slurm.sh, minimaxm2.5_fp8_{b200,h100,h200}.sh, kimik2.5_int4_h200.sh and
+kimik2.5_fp4_b200.sh. Others are AIConfigurator's own runs, whose generator writes what starts them
 (0.12, generator/rule_plugin/{vllm,sglang}.rule).
 """
 
@@ -25,6 +26,13 @@ _SPARE_TOKENS = 1500
 _MANY_REQUESTS, _RARELY, _OFTEN = 16, "30", "10"
 # Llama under TensorRT-LLM waits for more prompts where these are the lengths, and on fewer devices.
 _LENGTHS_THAT_WAIT, _DEVICES_THAT_DO_NOT = (1024, 1024), 8
+_MEMORY_RATIOS_OF_VLLM = {
+    ("kimi-k2.5-int4", "b200"): 0.9,
+    ("kimi-k2.5-int4", "h200_sxm"): 0.95,
+    ("minimax-m2.5", "b200"): 0.95,
+    ("minimax-m2.5", "h100_sxm"): 0.9,
+    ("minimax-m2.5", "h200_sxm"): 0.95,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,9 +54,10 @@ def find_launch(run: PublishedRun) -> PublishedLaunch:
         return _launch_generated(run)
     if run.engine == "sglang":
         return _launch_sglang(run)
-    if run.engine == "vllm" and run.model == "llama-3.1-70b":
-        return PublishedLaunch(step_tokens=_LEAST_STEP_TOKENS)
-    return PublishedLaunch()
+    return PublishedLaunch(
+        step_tokens=_LEAST_STEP_TOKENS if run.model == "llama-3.1-70b" else 0,
+        memory_ratio=_MEMORY_RATIOS_OF_VLLM.get((run.model, run.device), 0.0),
+    )
 
 
 def limit_step_tokens(concurrency: int, input_tokens: int) -> int:

@@ -26,9 +26,15 @@ _OF_INFERENCE_MAX = re.compile(
 # utils/bench_serving/benchmark_serving.py and benchmark_lib.sh.
 INFERENCE_MAX_SHORTEST_RATIO = 0.8
 # The export of that database that has no runs with drafted tokens; and which of its models ran both
-# ways under which engine. Source: benchmarks/dsr1_{fp4,fp8}_{b200,h200}_trt{,_mtp}.sh there.
+# ways, under which engine on which device. Source: benchmarks/ there, dsr1_fp8_h200_trt_mtp.sh,
+# dsr1_{fp4,fp8}_b200_trt_mtp.sh, single_node/{dsr1,qwen3.5}_fp8_b200_mtp.sh.
 _WITHOUT_DRAFTS = "db-dump/"
-_DRAFTED = {("deepseek-v3", "trtllm")}
+_DRAFTED = {
+    ("deepseek-v3", "trtllm", "b200"),
+    ("deepseek-v3", "trtllm", "h200_sxm"),
+    ("deepseek-v3", "sglang", "b200"),
+    ("qwen3.5-397b-a17b", "sglang", "b200"),
+}
 # Rows of disaggregated deployments say too little of their pools.
 _AGGREGATED = "agg"
 # Lengths that are farther apart than this factor make another workload, or another step.
@@ -124,7 +130,7 @@ def _may_draft(row: Mapping[str, str], run: PublishedRun) -> bool:
     """Whether a run's settings were run with drafted tokens, too, and the row does not say so."""
     return (
         run.is_of_inference_max
-        and (run.model, run.engine) in _DRAFTED
+        and (run.model, run.engine, run.device) in _DRAFTED
         and not _source_of(row).startswith(_WITHOUT_DRAFTS)
     )
 
