@@ -203,8 +203,11 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
 # What sources say of a run that the file leaves out.
 _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # NVIDIA/NeMo, scripts/performance/llm/pretrain_deepseek_v3.py: DeepEP on H100. Of the model's
-    # eight groups of experts, one a node, a token reaches four, which the preset has.
-    "dgxc-dsv3-bf16": {"sends_tokens_once": "true"},
+    # eight groups of experts, one a node, a token reaches four, which the preset has. Its container
+    # (25.04.01) has Megatron-Core 0.12: latent attention turned by one kernel is of 0.13, a fused
+    # router of 0.14.
+    "dgxc-dsv3-bf16": {"sends_tokens_once": "true", "fuses_rope": "false", "router": "unfused"},
+    "dgxc-grok": {"router": "unfused"},
     # AI-Hypercomputer/maxtext with Transformer Engine: cuDNN's attention, the rest compiled by XLA,
     # which fuses operators of elements with each other and with what converts them.
     "dgxc-maxtext": {
@@ -219,13 +222,20 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # 25.11: no other dispatcher than all-to-all, which later ones name for Qwen3 235B on B200.
     "br-25.11-qwen": {"sends_tokens_once": "false"},
     # NVIDIA-NeMo/Megatron-Bridge, skills/nemo-mbridge-perf-expert-parallel-overlap/SKILL.md and
-    # docs/training/moe-optimization.md: without moe_permute_fusion.
+    # docs/training/moe-optimization.md: without moe_permute_fusion; router and counts are a graph
+    # in the second.
     "br-qwen30-bf16-a2a": {"fuses_permutation": "false"},
-    "mem-qwen30-a2a": {"fuses_permutation": "false"},
+    "mem-qwen30-a2a": {"fuses_permutation": "false", "router": "captured"},
+    # NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/qwen/qwen3_workload_base_configs.py:
+    # graphs of moe_router and moe_preprocess on H100 in BF16, and on B200.
+    "br-qwen30-bf16-hybridep": {"router": "captured"},
+    "br-26.02.01-qwen30-mxfp8-b200": {"router": "captured"},
     # alibaba/Pai-Megatron-Patch, examples/qwen3: run_mcore_qwen3.sh has no --moe-permute-fusion and
-    # hides gradients and parameters; its README has FlashAttention, 3 only if one installs it.
+    # no --moe-router-fusion, and hides gradients and parameters; its README has FlashAttention, 3
+    # only if one installs it.
     "pai-qwen30": {
         "fuses_permutation": "false",
+        "router": "unfused",
         "overlaps_gradient_reduction": "true",
         "overlaps_parameter_gather": "true",
         "attention_library": "flash_2",
@@ -244,8 +254,13 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     # (disable_parameter_transpose_cache).
     "mem-llama70b": {"caches_weight_copies": "false"},
     # NVIDIA-NeMo/Megatron-Bridge, recipes/moonlight/moonlight_16b.py: gradients and moments in
-    # bf16.
-    "mem-moonlight": {"gradient_dtype": "bf16", "moment_dtype": "bf16"},
+    # bf16, no fused router; models/deepseek/deepseek_v3_bridge.py: apply_rope_fusion is off.
+    "mem-moonlight": {
+        "gradient_dtype": "bf16",
+        "moment_dtype": "bf16",
+        "fuses_rope": "false",
+        "router": "unfused",
+    },
     # foundation-model-stack/foundation-model-stack, fms/modules/layernorm.py and positions.py
     # (norms and rotation operator by operator in fp32, not compiled); foundation-model-stack/
     # fms-fsdp, fms_fsdp/policies/mixed_precision.py (gradients summed in bf16).
@@ -293,6 +308,8 @@ _MODELS = {
             expert_intermediate=1408,
             num_shared_experts=2,
             num_dense_layers=1,
+            num_groups=1,
+            top_k_groups=1,
         ),
         mla=MlaSpec(
             q_lora_rank=0,

@@ -6,7 +6,7 @@ The layer is written as Megatron-LM writes it: unfused attention, dropout inside
 state, autograd functions around what tensor parallelism adds, gradients added up from hooks. Its
 tensors have a few elements, so that all that is left is Python, dispatch and autograd. Prints the
 least processor time of a layer's three passes, and of one of the operators that Foretoken counts
-in it.
+in it, and how many kernels a device would be sent by them.
 """
 
 import math
@@ -17,11 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _HIDDEN, _HEADS, _LENGTH, _LAYERS, _RUNS = 16, 2, 4, 24, 20
 # Of a layer's forward, recomputed and backward pass, without tensor parallelism.
 _NUM_OPERATORS = 56
 _US_PER_S = 1e6
+# Operators of PyTorch that look at a tensor in another way, or allocate one.
+_NO_KERNELS = (
+    *("view", "_unsafe_view", "t", "transpose", "permute", "expand", "split", "detach", "alias"),
+    *("slice", "select", "unsqueeze", "squeeze", "empty", "empty_like", "lift_fresh"),
+)
 
 
 class _Reduce(torch.autograd.Function):
@@ -135,6 +141,21 @@ class _Checkpoint(torch.autograd.Function):
         return None, hidden.grad
 
 
+class _KernelCount(TorchDispatchMode):
+    """Counts the operators of PyTorch that are a kernel or more on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name, _, _ = function.__name__.partition(".")
+        self.count += name not in _NO_KERNELS
+        return function(*args, **(kwargs or {}))
+
+
 def main() -> None:
     """Time the passes of a stack of layers, and print one layer's share."""
     torch.set_num_threads(1)
@@ -142,9 +163,12 @@ def main() -> None:
     kept = [_add_up(parameter) for parameter in layers.parameters()]
     times_us = [_time_layer_us(layers) for _ in range(_RUNS + 5)][5:]
     layer_us = min(times_us)
+    with _KernelCount() as kernels:
+        _time_layer_us(layers)
     sys.stdout.write(
         f"a layer {layer_us:.0f} us, an operator {layer_us / _NUM_OPERATORS:.0f} us "
-        f"({len(kept)} gradients added up, torch {torch.__version__})\n"
+        f"({len(kept)} gradients added up, torch {torch.__version__}); a layer's"
+        f" {_NUM_OPERATORS} operators are {kernels.count / _LAYERS:.0f} kernels\n"
     )
 
 

@@ -157,6 +157,36 @@ def test_rows_that_are_added_up_by_index_take_ten_times_as_long() -> None:
         assert [1.0] * 2 == gathers
 
 
+@pytest.mark.parametrize(
+    ("model", "router", "kernels"),
+    [
+        (_MIXTRAL, "fused", [(1, 1), (16, 1)]),
+        (_MIXTRAL, "captured", [(1, 1), (1, 1)]),
+        (_MIXTRAL, "unfused", [(22, 14), (16, 1)]),
+        (find_model("deepseek-v3"), "unfused", [(43, 30), (16, 1)]),
+    ],
+)
+def test_a_router_that_nothing_fuses_is_a_chain_of_kernels(
+    model: ModelArchitecture, router: str, kernels: list[tuple[int, int]]
+) -> None:
+    """Longer where it chooses groups first; a graph has the counts of tokens in it, too."""
+    rank, options = _rank(model, dp=4, ep=4), _options({"router": router, "waits_for_counts": True})
+    nodes, backward = _lower(rank, options), _backward(rank, options)
+    roles = ("moe_router_softmax", "moe_permute")
+    assert kernels == [nodes[role].num_kernels for role in roles]
+    chain = (nodes[roles[0]].share, backward[f"{roles[0]}_backward"].share)
+    assert kernels[0] == chain
+    # What moves rows on is no part of the chain.
+    assert (1, 1) == nodes["moe_sort"].num_kernels
+
+
+def test_latent_attention_is_turned_by_a_chain_where_nothing_fuses_it() -> None:
+    rank = _rank(find_model("deepseek-v3"))
+    for is_fused, variant, kernels in ((True, "", (1, 1)), (False, "form=eager", (28, 30))):
+        node = _lower(rank, _options({"fuses_rope": is_fused}))["attn_rope"]
+        assert (variant, kernels) == (node.variant, node.num_kernels)
+
+
 def test_a_token_goes_to_no_more_nodes_than_its_router_lets_it() -> None:
     """To at most four of eight nodes, 32 experts each: 4 (1 - C(96, 8) / C(128, 8)) = 3.63."""
     model = dataclasses.replace(find_model("deepseek-v3"), num_layers=5)

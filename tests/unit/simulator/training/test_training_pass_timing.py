@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
-from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.simulator.steps.passes import PassParts, PassTime, time_pass, time_passes
 from foretoken.simulator.steps.program import PassNodes, StreamRules, cut_program
 
@@ -168,6 +168,15 @@ def test_a_module_is_called_once_in_either_pass() -> None:
     roles = ("mlp_up_proj", "mlp_up_proj_dgrad", "mlp_up_proj_wgrad", "moe_router")
     found = [rules.submission_us(_compute(role, 1, range(2))) for role in roles]
     assert [10, 10, 4, 4] == found
+
+
+def test_a_chain_is_launched_kernel_by_kernel() -> None:
+    """In proportion to what the operators launch that `launch_us` is of: 103 kernels of 56."""
+    rules = StreamRules(gap_us=np.zeros(1), launch_us=5.6)
+    forward = dataclasses.replace(_compute("norm", 1, range(2)), num_kernels=(103, 1))
+    backward = dataclasses.replace(forward, phase=Phase.BACKWARD)
+    found = [rules.submission_us(node) for node in (forward, backward)]
+    assert pytest.approx([56 * 5.6, 5.6]) == found
 
 
 @pytest.mark.parametrize(("waits", "expected_us"), [(True, 3 * 37), (False, 3 * 28)])

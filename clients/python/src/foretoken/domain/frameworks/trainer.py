@@ -115,7 +115,9 @@ class TrainerProfile:
     weights of both halves two tensors. Unless `fuses_bias_activation`, the bias of an MLP and
     its activation are two, and unless `fuses_residual` so are bias, dropout and the addition to
     the residual stream. Unless `fuses_permutation`, rows of tokens are added up by index, which is
-    slower than one kernel. Activations are dropped out with `has_dropout`, and by kernels laid out
+    slower than one kernel. A `router` chooses experts by a kernel (`fused`), by a chain of them
+    (`unfused`), or all that it and the counts of tokens launch is one graph (`captured`).
+    Activations are dropped out with `has_dropout`, and by kernels laid out
     anew with `has_copy_kernels` (the attention's output, the gradients of the parts of a fused
     projection). With `has_mlp_bias` MLPs without a gate have biases whatever the model says.
     Parallel branches of a layer have a norm each with `has_branch_norms`; with
@@ -160,7 +162,8 @@ class TrainerProfile:
 
     Host: `forward_gap_us` and `backward_gap_us` are what eager launches leave between the kernels
     of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs
-    `launch_us` for each kernel, so a layer of small ones takes at least that of all of them,
+    `launch_us` for each operator, for a chain in proportion to its kernels, so a layer of small
+    ones takes at least that of all of them,
     `module_call_us` more for a forward or backward pass of a matrix product's module, and
     `expert_call_us` more for each expert's product, and in 8 bit for what it converts, where
     experts are multiplied call by call. With `waits_for_counts` it waits in forward passes for the
@@ -199,6 +202,7 @@ class TrainerProfile:
     fuses_bias_activation: bool = True
     fuses_residual: bool = True
     fuses_permutation: bool = True
+    router: str = "fused"
     has_dropout: bool = False
     has_copy_kernels: bool = False
     has_mlp_bias: bool = False
@@ -287,6 +291,7 @@ _ALLOWED = {
     "attention": ("flash", "unfused"),
     "attention_library": ("", "cudnn", "flash_2", "flash_3"),
     "gradient_accumulation": ("fused", "separate", "converted"),
+    "router": ("fused", "unfused", "captured"),
     "transfers": ("rendezvous", "buffered"),
     "interleaved_transfers": ("", "rendezvous", "buffered"),
 }

@@ -17,6 +17,7 @@ from foretoken.domain.lowering.communication import overlapped_with
 from foretoken.domain.lowering.expert_layer import (
     backward_of_grouped_gemm,
     backward_of_permutation,
+    backward_of_router,
 )
 from foretoken.domain.lowering.graph import OperatorNode, Overlap, Partition, Section
 from foretoken.domain.lowering.options import LoweringOptions, TrainingOptions
@@ -44,6 +45,7 @@ _GATHERED_WEIGHT = "_weight_all_gather"
 _COLUMNS = (Partition.COLUMN, Partition.QKV)
 _GEMMS = ("gemm", "grouped_gemm")
 _PERMUTATIONS = ("moe_permute", "moe_unpermute")
+_CHOICE = "moe_router_softmax"
 
 
 def input_width(gemm: OperatorNode, nodes: Sequence[OperatorNode]) -> Quantity:
@@ -229,6 +231,8 @@ def _kernel_backward(node: OperatorNode, trainer: TrainerProfile) -> Iterator[Op
         yield from backward_of_grouped_gemm(node)
     elif node.operator in _PERMUTATIONS:
         yield backward_of_permutation(node, trainer)
+    elif node.role == _CHOICE:
+        yield backward_of_router(node)
     elif spec.backward_work_ratio > 0:
         yield dataclasses.replace(node, role=f"{node.role}_backward", phase=Phase.BACKWARD)
     elif has_weights:

@@ -17,6 +17,7 @@ from foretoken.domain.lowering.graph import (
     Section,
 )
 from foretoken.domain.lowering.lower import lower_backward, lower_forward
+from foretoken.domain.lowering.node_builder import as_chain
 from foretoken.domain.lowering.options import (
     LoweringOptions,
     Nodes,
@@ -27,7 +28,6 @@ from foretoken.domain.measurements.profiling import ClosureStep
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.operators.spec.variant import EAGER_VARIANT
 
 TRAINER = "transformers"
 
@@ -125,7 +125,7 @@ def _as_run(
         for part in ("gate", "up"):
             yield _product(node, f"mlp_{part}_proj", model.intermediate)
     elif node.role in form.chain_roles:
-        yield replace(node, variant=EAGER_VARIANT)
+        yield as_chain(node)
     elif node.role != "logits_cast":
         # The conversion of logits is part of the loss as it is measured.
         yield node

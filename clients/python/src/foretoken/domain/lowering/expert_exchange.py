@@ -246,6 +246,7 @@ class _Spread:
                 group="moe",
                 operator="copy",
                 dims=dims,
+                num_kernels=node.num_kernels if self._is_sent_once else (1, 1),
                 dtype=node.written_dtype,
                 output_dtype=None,
                 weight_bits=0.0,

@@ -49,6 +49,16 @@ _SEED = 0
 # predicted). Source: tile-ai/TileOPs, pull request 608, 2,048 tokens of 4,096 features, two experts
 # each. On H20, too, 67 million values take 2.07 ms (flagos-ai/FlagGems, pull request 4502).
 _INDEX_SUM_SHARE = 10.0
+# Kernels of a router besides its product, forward and backward: scores, groups of experts where the
+# model has any, the choice, its map, the loss that balances experts. Source: Megatron-Core 0.16,
+# `moe/router.py` and `moe_utils.py`, run on a CPU with every operator of PyTorch counted that
+# launches a kernel: DeepSeek-V3's sigmoid with groups and a bias, Qwen3's softmax, both in fp32.
+_ROUTER_KERNELS, _GROUPED_ROUTER_KERNELS = (22, 14), (43, 30)
+# What brings tokens into the order of experts: six kernels count them, four copies take the counts
+# to the host, three make a map of rows, two those of what came from other ranks, one moves rows.
+# Tokens that are sent once are counted by the exchange. Source: as above, `token_dispatcher.py`;
+# Transformer Engine, `pytorch/permutation.py`.
+_PERMUTE_KERNELS, _SENT_ONCE_KERNELS = (16, 1), (7, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -345,9 +355,10 @@ def _trained_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[Operator
     hidden = part["latent"] or builder.model.hidden
     rows = tokens * part["top_k"]
     dims = {"num_rows": tokens, "width": part["num_experts"] + part["num_null_experts"]}
-    yield builder.layer("moe_router_softmax", "softmax", dims)
+    yield _router(builder.layer("moe_router_softmax", "softmax", dims), trainer_of(builder), part)
     routed = {"num_tokens": tokens, "top_k": part["top_k"], "hidden": hidden}
-    yield builder.layer("moe_permute", "moe_permute", routed)
+    permute = builder.layer("moe_permute", "moe_permute", routed)
+    yield dataclasses.replace(permute, num_kernels=_permute_kernels(trainer_of(builder)))
     groups = {"num_groups": part["num_experts"], "m": rows}
     dims = {**groups, "n": (1 + part["is_gated"]) * width, "k": hidden}
     yield from _grouped_gemm(builder, "moe_up_proj", dims, Partition.COLUMN)
@@ -358,6 +369,28 @@ def _trained_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[Operator
     yield from _grouped_gemm(builder, "moe_down_proj", dims, Partition.ROW)
     unpermute = builder.layer("moe_unpermute", "moe_unpermute", routed)
     yield dataclasses.replace(unpermute, share=_sum_share(trainer_of(builder)))
+
+
+def _router(softmax: OperatorNode, trainer: TrainerProfile, part: LayerPart) -> OperatorNode:
+    """Return the choice of experts: one kernel, or a chain of some that move as much each."""
+    if trainer.router != "unfused":
+        return softmax
+    kernels = _GROUPED_ROUTER_KERNELS if part["num_groups"] else _ROUTER_KERNELS
+    return dataclasses.replace(softmax, num_kernels=kernels, share=float(kernels[0]))
+
+
+def backward_of_router(node: OperatorNode) -> OperatorNode:
+    """Return the gradient of the choice of experts."""
+    share = float(node.num_kernels[1])
+    return dataclasses.replace(
+        node, role=f"{node.role}_backward", phase=Phase.BACKWARD, share=share
+    )
+
+
+def _permute_kernels(trainer: TrainerProfile) -> tuple[int, int]:
+    if trainer.router == "captured" or not trainer.waits_for_counts:
+        return 1, 1
+    return _SENT_ONCE_KERNELS if trainer.sends_tokens_once else _PERMUTE_KERNELS
 
 
 def _sum_share(trainer: TrainerProfile) -> float:

@@ -100,7 +100,8 @@ class OperatorNode:
     A GEMM with `has_bias` adds a bias as it writes; its weights are `num_matrices`, reported as one
     where they multiply the same. `share` is the part of the call's time that is
     this node's: a backward GEMM is measured as a whole and reported as its two halves; an older
-    kernel than the one measured takes a multiple.
+    kernel than the one measured takes a multiple. `num_kernels` are those of its forward and its
+    backward pass where the host launches a chain of them.
     """
 
     role: str
@@ -128,6 +129,7 @@ class OperatorNode:
     share: float = 1.0
     has_bias: bool = False
     num_matrices: int = 1
+    num_kernels: tuple[int, int] = (1, 1)
 
     @property
     def layers(self) -> Sequence[int]:

@@ -16,6 +16,12 @@ from foretoken.domain.units import Quantity
 _Dims = dict[str, Quantity]
 
 
+def as_chain(node: OperatorNode) -> OperatorNode:
+    """Return an operator as the chain of kernels that it is where nothing fuses them."""
+    kernels = find_operator(node.operator).chain_kernels
+    return dataclasses.replace(node, variant=EAGER_VARIANT, num_kernels=kernels)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeBuilder:
     """Makes nodes of a model on a batch, as a framework runs it.
@@ -132,13 +138,12 @@ class NodeBuilder:
         dims = {"num_tokens": rows, "hidden": self.model.hidden}
         training = self.options.training
         is_chain = training and not training.trainer.fuses_norm and operator == "rms_norm"
-        variant = EAGER_VARIANT if is_chain else ""
         node = (
             self.layer(role, operator, dims)
             if section is Section.LAYER
             else self.node(role, section, operator, dims)
         )
-        return dataclasses.replace(node, variant=variant) if variant else node
+        return as_chain(node) if is_chain else node
 
     def residual(self, role: str) -> OperatorNode:
         """Return the addition to the residual stream."""

@@ -7,6 +7,8 @@ SPEC = row_operator(
     "gelu",
     "y = gelu(x)",
     width=Dim("intermediate", "features"),
-    work=RowWork(num_flops=8, num_moved=2, num_saved=1, backward_work_ratio=1.5),
+    work=RowWork(
+        num_flops=8, num_moved=2, num_saved=1, backward_work_ratio=1.5, chain_kernels=(8, 11)
+    ),
     quick_sweep=QuickSweep(num_tokens=(1, 32, 1024), widths=(704, 1408)),
 )

@@ -18,6 +18,7 @@ SPEC = row_operator(
         num_weights=1,
         backward_work_ratio=2.0,
         chain_ratios=_CHAIN_RATIOS,
+        chain_kernels=(6, 14),
     ),
     quick_sweep=QuickSweep(num_tokens=(1, 8, 64, 256, 1024), widths=(512, 1024)),
 )

@@ -53,4 +53,5 @@ SPEC = OperatorSpec(
     backward_work_ratio=1.0,
     proxy_operator=lambda d: addition_of(2 * 2 * _elements(d)),
     chain_ratios=_CHAIN_RATIOS,
+    chain_kernels=(10, 14),
 )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from foretoken.domain.lowering.graph import OperatorNode, Overlap, Section
 from foretoken.domain.lowering.options import Nodes
-from foretoken.domain.measurements.estimate import DType
+from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.operators.spec.operator import find_operator
 
 # One entry per way the step is timed; see `variability`.
@@ -24,6 +24,9 @@ CommunicationKey = tuple[str, str]
 _PRODUCTS, _ROUTER = ("gemm", "grouped_gemm"), "moe_router"
 # The exchange that needs the counts of tokens on the host.
 _COUNTED = "moe_dispatch_all_to_all"
+# Kernels that an operator launches on average where `launch_us` was measured: 103 of 56 operators.
+# Source: tests/benchmarks/host_time_of_layer.py.
+_KERNELS_PER_OPERATOR = 103 / 56
 # Tells the time of one repetition of an operator.
 Duration = Callable[[OperatorNode], Column]
 
@@ -53,8 +56,9 @@ def count_expert_calls(node: OperatorNode) -> int:
 class StreamRules:
     """What a framework does to a pass: its host's times in µs, and the slowdown.
 
-    The host leaves `gap_us` in each layer, and needs `launch_us` for each kernel, `module_call_us`
-    more for a pass of a product's module, of experts `expert_call_us` more for each call: where a
+    The host leaves `gap_us` in each layer, and needs `launch_us` for each operator, of chains in
+    proportion to their kernels, `module_call_us` more for a pass of a product's module, of experts
+    `expert_call_us` more for each call: where a
     layer's kernels are shorter than that, it is as long as they take to launch. With
     `waits_for_counts` it launches the exchange of tokens, and what follows, once the device has
     done all before.
@@ -80,7 +84,7 @@ class StreamRules:
         calls_us: Column | float = _starts_module(node) * self.module_call_us
         if np.any(self.expert_call_us):
             calls_us = calls_us + self.count_calls(node) * self.expert_call_us
-        return num_launches * (self.launch_us + calls_us)
+        return num_launches * (_count_operators(node) * self.launch_us + calls_us)
 
     @property
     def outside_of_layers(self) -> "StreamRules":
@@ -107,6 +111,12 @@ class Communicate:
 
 
 Program = tuple[Compute | Communicate, ...]
+
+
+def _count_operators(node: OperatorNode) -> float:
+    """Return how many operators launch as many kernels."""
+    num_kernels = node.num_kernels[node.phase is Phase.BACKWARD]
+    return max(1.0, num_kernels / _KERNELS_PER_OPERATOR)
 
 
 def _starts_module(node: OperatorNode) -> bool:

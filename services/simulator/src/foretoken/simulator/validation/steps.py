@@ -173,11 +173,8 @@ class _Count:
     conversions: int = 0
 
 
-_CHAINS: Mapping[str, _Count] = {
-    "rms_norm": _Count(forward=6, backward=14, conversions=2),
-    "rope": _Count(forward=10, backward=14),
-    "gelu": _Count(forward=8, backward=11),
-}
+# Kernels that convert in a chain.
+_CHAIN_CONVERSIONS = {"rms_norm": 2}
 _COUNTS: Mapping[str, _Count] = {
     "cross_entropy": _Count(forward=4, backward=3, conversions=1),
     "kv_cache_write": _Count(forward=2),
@@ -211,8 +208,10 @@ def _of_node(node: OperatorNode, *, is_narrow: bool) -> int:
         by_tensors = ceil_divide(node.dims["num_tensors"], _TENSORS_PER_LAUNCH)
         by_elements = ceil_divide(node.dims["num_params"], _ELEMENTS_PER_LAUNCH)
         return 1 + max(int(by_tensors), int(by_elements))
-    counts = _CHAINS if node.variant == EAGER_VARIANT else _COUNTS
-    count = counts.get(node.operator, _Count())
+    count = _COUNTS.get(node.operator, _Count())
+    if node.variant == EAGER_VARIANT:
+        conversions = _CHAIN_CONVERSIONS.get(node.operator, 0)
+        count = _Count(*node.num_kernels, conversions=conversions)
     kernels = count.forward if node.phase is Phase.FORWARD else count.backward
     return kernels + (count.conversions if is_narrow else 0)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from foretoken.domain.lowering.batch_dims import chunk_dims, dims_of, parts_of, window_dims
 from foretoken.domain.lowering.graph import OperatorNode, Partition, in_order
-from foretoken.domain.lowering.node_builder import NodeBuilder
+from foretoken.domain.lowering.node_builder import NodeBuilder, as_chain
 from foretoken.domain.lowering.training_layer import (
     is_unfused,
     lower_gate,
@@ -25,7 +25,6 @@ from foretoken.domain.models.kinds.spec.kind import (
     Weights,
 )
 from foretoken.domain.models.layer import LayerPart
-from foretoken.domain.operators.spec.variant import EAGER_VARIANT
 from foretoken.domain.units import Quantity
 
 # Of `qk_norm`: none, one weight for the features of a head, one for those of all heads.
@@ -99,8 +98,8 @@ def lower_attention(builder: NodeBuilder, parts: Placed) -> Iterator[OperatorNod
     if turning:
         dims = {"num_tokens": tokens, **heads, "head_dim": d["rotary_dim"] or head_dim}
         training = builder.options.training
-        variant = EAGER_VARIANT if training and not training.trainer.fuses_rope else ""
-        yield builder.layer("attn_rope", "rope", dims, Partition.HEADS, variant).in_layers(turning)
+        node = builder.layer("attn_rope", "rope", dims, Partition.HEADS).in_layers(turning)
+        yield as_chain(node) if training and not training.trainer.fuses_rope else node
     if builder.options.has_kv_cache and not d["has_shared_kv"]:
         # Half of a key and a value together, which that operator counts twice.
         dims = {"num_tokens": tokens, "num_kv_heads": num_kv_heads}

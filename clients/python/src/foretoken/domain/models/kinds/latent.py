@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from foretoken.domain.lowering.batch_dims import dims_of, parts_of
 from foretoken.domain.lowering.graph import OperatorNode, Partition
-from foretoken.domain.lowering.node_builder import NodeBuilder
-from foretoken.domain.lowering.training_layer import lower_gate, project
+from foretoken.domain.lowering.node_builder import NodeBuilder, as_chain
+from foretoken.domain.lowering.training_layer import lower_gate, project, trainer_of
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.spec.dims import LATENT
 from foretoken.domain.models.kinds.spec.kind import (
@@ -32,6 +32,10 @@ LATENT_MATRICES = {
     )
 }
 
+# The turned parts of queries and keys are taken out, sorted, turned one after the other and put
+# back. Source: Megatron-Core 0.16, `multi_latent_attention.py` and `rope_utils.py`, run on a CPU
+# with every operator of PyTorch counted that launches a kernel, but for the copy of keys.
+_ROPE_KERNELS = (28, 30)
 # Of `has_gate`: a product of queries and gates from the compressed query before and after its norm.
 _QUERY_GATE = 2
 
@@ -136,7 +140,10 @@ def latent_inputs(builder: NodeBuilder, mla: LayerPart) -> Iterator[OperatorNode
     dims = {"num_tokens": tokens, "num_heads": mla["num_heads"], "num_kv_heads": 1}
     dims["head_dim"] = mla["qk_rope_head_dim"]
     if mla["has_rope"]:
-        yield builder.layer("attn_rope", "rope", dims, Partition.QUERIES)
+        node = builder.layer("attn_rope", "rope", dims, Partition.QUERIES)
+        if not trainer_of(builder).fuses_rope:
+            node = dataclasses.replace(as_chain(node), num_kernels=_ROPE_KERNELS)
+        yield node
     if builder.options.has_kv_cache:
         # One vector is key and value: half of it each, as that operator counts.
         dims = {"num_tokens": tokens, "num_kv_heads": 1, "head_dim": latent // 2}

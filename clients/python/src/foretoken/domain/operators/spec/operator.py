@@ -123,7 +123,8 @@ class OperatorSpec:
     as long: it answers where this one was not measured. `backward_calls` are the forward calls a
     backward pass is made of, for where that was not measured. `chain_ratios` are how many times as
     long as one kernel the chain of operators takes that eager PyTorch runs in its place
-    (`form=eager`), in the forward and the backward pass, for where that was not measured.
+    (`form=eager`), in the forward and the backward pass, for where that was not measured, and
+    `chain_kernels` how many kernels that chain has.
     `num_launches` kernels are what engines run a call as, which the host launches one by one.
     """
 
@@ -146,6 +147,7 @@ class OperatorSpec:
     proxy_operator: ProxyOperator | None = None
     backward_calls: Callable[[Dims], tuple[Dims, ...]] | None = None
     chain_ratios: tuple[float, float] = (1.0, 1.0)
+    chain_kernels: tuple[int, int] = (1, 1)
     num_launches: int = 1
 
     @property

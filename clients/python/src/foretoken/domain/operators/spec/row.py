@@ -69,7 +69,7 @@ class RowWork:
     `num_moved` counts the elements read and written, `num_weights` the parameters per feature
     (read once per call), `num_saved` the elements kept for the backward pass. With `is_strided`
     a kernel of PyTorch computes every element's place: then it takes longer than what it moves.
-    `chain_ratios` are those of `OperatorSpec`.
+    `chain_ratios` and `chain_kernels` are those of `OperatorSpec`.
     """
 
     num_flops: int
@@ -79,6 +79,7 @@ class RowWork:
     backward_work_ratio: float
     is_strided: bool = False
     chain_ratios: tuple[float, float] = (1.0, 1.0)
+    chain_kernels: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,4 +140,5 @@ def row_operator(
         saved_elements=lambda d: work.num_saved * features_of(d),
         proxy_operator=addition if name != _ADDITION else None,
         chain_ratios=work.chain_ratios,
+        chain_kernels=work.chain_kernels,
     )

@@ -151,9 +151,8 @@ def _write_expert_layers(run: LaunchedRun) -> Options:
     moe = run.model.moe
     if moe is None:
         return {}
-    num_dense = moe.num_dense_layers
+    num_dense, shared = moe.num_dense_layers, moe.num_shared_experts * moe.expert_intermediate
     pattern = f"([0]*{num_dense}+[1]*{run.model.num_layers - num_dense})"
-    shared = moe.num_shared_experts * moe.expert_intermediate
     return {
         "num-experts": moe.num_experts,
         "moe-router-topk": moe.top_k,
@@ -162,6 +161,7 @@ def _write_expert_layers(run: LaunchedRun) -> Options:
         "moe-layer-freq": pattern if num_dense else None,
         "moe-grouped-gemm": True,
         "moe-permute-fusion": run.rules.fuses_permutation,
+        "moe-router-fusion": run.rules.router != "unfused",
         "moe-router-load-balancing-type": "aux_loss",
         "moe-aux-loss-coeff": _BALANCE_LOSS,
         **_token_exchange(run),
