@@ -146,6 +146,17 @@ def test_tokens_sent_once_are_copied_for_each_expert_where_they_arrive() -> None
     assert 2 * _TOKENS == once["moe_sort"].dims["num_tokens"]
 
 
+def test_the_routers_weights_follow_tokens_in_both_passes() -> None:
+    """Unless tokens are sent once: then they come with them."""
+    role, rules = "moe_scores_all_to_all", {"sends_scores": True}
+    nodes = _lower(_rank(dp=4, ep=4), _options(rules))
+    back = _backward(_rank(dp=4, ep=4), _options(rules))
+    found = [nodes[role].dims["message_bytes"], back[f"{role}_backward"].dims["message_bytes"]]
+    assert [2 * _TOKENS * 4] * 2 == found
+    once = _lower(_rank(dp=4, ep=4), _options({**rules, "sends_tokens_once": True}))
+    assert role not in once
+
+
 def test_rows_that_are_added_up_by_index_take_ten_times_as_long() -> None:
     """Those of experts' outputs, and backward those of the gradients of a token's copies."""
     for is_fused, slow in ((True, 1.0), (False, 10.0)):

@@ -154,11 +154,13 @@ class TrainerProfile:
     any (inside one node: each rank), where a device passes on no more than `forward_ratio` times
     what its port receives (0: as much as its links carry). Where `nodes_per_token` is not 0, its
     router lets a token reach no more nodes (0: as the model's groups of experts say), which only
-    such an exchange uses. `dispatch_dtype` is the format they are sent in (none: that of
-    activations, in which sums come back). What the `overlaps_` rules name is hidden behind
-    computation, which it slows down by `overlap_slowdown_ratio`; `overlaps_tensor_gradients` names
-    the tensor collectives of the backward pass alone, behind the weight gradients. Gradients are
-    reduced in buckets of `bucket_elements` (0: one).
+    such an exchange uses. With `sends_scores` the router's weights, which experts apply, follow
+    tokens that are sent for each expert by an exchange of their own. `dispatch_dtype` is the
+    format they are sent in (none: that of activations, in which sums come back). What the
+    `overlaps_` rules name is hidden behind computation, which it slows down by
+    `overlap_slowdown_ratio`; `overlaps_tensor_gradients` names the tensor collectives of the
+    backward pass alone, behind the weight gradients. Gradients are reduced in buckets of
+    `bucket_elements` (0: one).
 
     Host: `forward_gap_us` and `backward_gap_us` are what eager launches leave between the kernels
     of one layer, in µs; `step_gap_us` what a step costs on the host besides. The host needs
@@ -242,6 +244,7 @@ class TrainerProfile:
     overlaps_expert_exchange: bool = False
     overlaps_context_exchange: bool = False
     sends_tokens_once: bool = False
+    sends_scores: bool = False
     forward_ratio: float = 0.0
     nodes_per_token: int = 0
     dispatch_dtype: DType | None = None

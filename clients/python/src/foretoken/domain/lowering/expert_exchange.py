@@ -9,7 +9,7 @@ An all-to-all sends a token once for each of its experts, of which its rank firs
 copies and at the end sums what came back. With `sends_tokens_once` a token crosses the network once
 for each node that has any of them, to be spread over the node's own links meanwhile; inside one
 node it is sent once for each rank. The sums come back the same way, so that a rank copies and sums
-nothing before and after.
+nothing before and after. With `sends_scores` the router's weight of each pair follows on its own.
 Source: Megatron-Core, `MoEAlltoAllTokenDispatcher` and `MoEFlexTokenDispatcher`; Singh et al., "A
 Hybrid Tensor-Expert-Data Parallelism Approach to Optimize Mixture-of-Experts Training", 2023
 (dropping copied tokens); DeepSeek-V3 Technical Report, 2024, section 3.2.2, and DeepEP (tokens sent
@@ -182,6 +182,9 @@ class _Spread:
             dtype = self._trainer.dispatch_dtype or node.written_dtype
             exchange = self._exchange(node, "moe_dispatch_all_to_all", dtype)
             yield overlapped_with(exchange, self._kernel, is_hidden=self._is_hidden)
+            if self._trainer.sends_scores and not self._is_sent_once:
+                scores = self._exchange(node, "moe_scores_all_to_all", DType.FP32, width=1)
+                yield overlapped_with(scores, self._kernel, is_hidden=self._is_hidden)
         if self._mesh.tp > 1 and not self._is_summed:
             yield self._of_pairs(node, "moe_dispatch_all_gather", "all_gather")
         yield from self._sort(node, "moe_sort")
@@ -252,10 +255,12 @@ class _Spread:
                 weight_bits=0.0,
             )
 
-    def _exchange(self, node: OperatorNode, role: str, dtype: DType) -> OperatorNode:
+    def _exchange(
+        self, node: OperatorNode, role: str, dtype: DType, width: int = 0
+    ) -> OperatorNode:
         # The busiest rank ends last: it receives, or sends back, more than its own.
         num_sent = larger(rounded(self._num_own * self._num_copies * self._load_ratio), 1)
-        message_bytes = dtype.bytes_of(num_sent * self._hidden)
+        message_bytes = dtype.bytes_of(num_sent * (width or self._hidden))
         exchange = self._experts.collective(node, role, "all_to_all", message_bytes)
         return dataclasses.replace(exchange, share=self._slowness)
 
