@@ -241,6 +241,19 @@ def scenario_content(fields: Fields, profile: str) -> dict[str, Any]:
     return {name: value for name, value in content.items() if value}
 
 
+NO_DRAFTS: Fields = {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
+
+
+def drafting_fields(method: str, num_tokens: int, said: Mapping[str, Any], key: str) -> Fields:
+    """Return the fields of drafting, whose model is `said` by a key, and must be of `draft_model`.
+
+    A head of its own, such as EAGLE's, is a checkpoint and no model that drafts alone.
+    """
+    model = said[key] if method == "draft_model" else said.get(key) or ""
+    drafts = "eagle" if method == "layers" and model else method
+    return {"drafts": drafts, "num_draft_tokens": num_tokens, "draft_model": model}
+
+
 def list_read_remarks(fields: Fields) -> tuple[str, ...]:
     """Return what a reader has to know of a command's scenario."""
     if fields.get("drafts") != "eagle" or _has_head(fields):

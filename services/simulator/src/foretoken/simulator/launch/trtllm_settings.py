@@ -21,10 +21,12 @@ from foretoken.simulator.launch.options import (
 )
 from foretoken.simulator.launch.server import (
     DTYPE_WORDS,
+    NO_DRAFTS,
     SERVER_HOST,
     SERVER_PORT,
     ServedOptions,
     count_experts,
+    drafting_fields,
 )
 
 
@@ -244,20 +246,12 @@ def _write_drafts(served: ServedOptions) -> Options:
 def _read_drafts(options: Options) -> Fields:
     kind = options.get(f"{DRAFTING}.decoding_type", "")
     if not kind:
-        return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
+        return NO_DRAFTS
     known = {"NGram": "ngram"} | {each.draft_model: "draft_model" for each in RELEASES.values()}
-    count, path = (
-        options.get(f"{DRAFTING}.{name}")
-        for name in ("num_nextn_predict_layers", "speculative_model_dir")
-    )
-    drafts = known.get(kind, "eagle" if path else "layers")
-    return {
-        "drafts": drafts,
-        "num_draft_tokens": int(count or options[f"{DRAFTING}.max_draft_len"]),
-        "draft_model": options[f"{DRAFTING}.speculative_model_dir"]
-        if drafts == "draft_model"
-        else path or "",
-    }
+    count = options.get(f"{DRAFTING}.num_nextn_predict_layers")
+    num_tokens = int(count or options[f"{DRAFTING}.max_draft_len"])
+    path = f"{DRAFTING}.speculative_model_dir"
+    return drafting_fields(known.get(kind, "layers"), num_tokens, options, path)
 
 
 def _setting(name: str, flag: str, *, default: bool) -> Link:

@@ -25,6 +25,7 @@ from foretoken.simulator.launch.options import (
 )
 from foretoken.simulator.launch.server import (
     DTYPE_WORDS,
+    NO_DRAFTS,
     POD_ADDRESS,
     QUANTIZED_AT_LOAD,
     SERVER_HOST,
@@ -36,6 +37,7 @@ from foretoken.simulator.launch.server import (
     Router,
     ServedOptions,
     ServingEngine,
+    drafting_fields,
 )
 
 _POLICIES = {
@@ -188,16 +190,11 @@ def _write_drafts(served: ServedOptions) -> Options:
 
 def _read_drafts(options: Options) -> Fields:
     if "speculative-algorithm" not in options:
-        return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
+        return NO_DRAFTS
     named = {_OF_HEAD: "layers", **invert(_DRAFTS)}
-    drafts, path = named[options["speculative-algorithm"]], "speculative-draft-model-path"
-    # A head of its own is a checkpoint and no model that drafts alone.
-    of_head = "eagle" if path in options and drafts == "layers" else drafts
-    return {
-        "drafts": of_head,
-        "num_draft_tokens": int(options["speculative-num-draft-tokens"]) - 1,
-        "draft_model": options[path] if drafts == "draft_model" else options.get(path, ""),
-    }
+    drafts = named[options["speculative-algorithm"]]
+    num_tokens = int(options["speculative-num-draft-tokens"]) - 1
+    return drafting_fields(drafts, num_tokens, options, "speculative-draft-model-path")
 
 
 class SglangEngine(ServingEngine):

@@ -26,6 +26,7 @@ from foretoken.simulator.launch.options import (
 )
 from foretoken.simulator.launch.server import (
     DTYPE_WORDS,
+    NO_DRAFTS,
     POD_ADDRESS,
     QUANTIZED_AT_LOAD,
     SERVER_HOST,
@@ -38,6 +39,7 @@ from foretoken.simulator.launch.server import (
     Router,
     ServedOptions,
     ServingEngine,
+    drafting_fields,
 )
 
 _POLICIES = {
@@ -204,16 +206,11 @@ def _write_drafts(served: ServedOptions) -> Options:
 
 def _read_drafts(options: Options) -> Fields:
     if "speculative-config" not in options:
-        return {"drafts": "", "num_draft_tokens": 0, "draft_model": ""}
+        return NO_DRAFTS
     settings = json.loads(options["speculative-config"])
     method = settings.get("method", "draft_model")
-    # A head of its own, such as EAGLE's, is a checkpoint and no model that drafts alone.
-    of_head = "eagle" if "model" in settings else "layers"
-    return {
-        "drafts": method if method in ("ngram", "draft_model") else of_head,
-        "num_draft_tokens": int(settings["num_speculative_tokens"]),
-        "draft_model": settings["model"] if method == "draft_model" else settings.get("model", ""),
-    }
+    drafts = method if method in ("ngram", "draft_model") else "layers"
+    return drafting_fields(drafts, int(settings["num_speculative_tokens"]), settings, "model")
 
 
 class VllmEngine(ServingEngine):
