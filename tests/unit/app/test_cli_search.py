@@ -23,6 +23,7 @@ from foretoken.domain import schema
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.measurement import ArrowStream
+from foretoken.domain.requests.question import name_request
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import (
     Finalist,
@@ -72,7 +73,7 @@ class _Simulator(JobSimulator):
 
     def create_serving_search(self, request: ServingSearchRequest) -> Job:
         self.asked.append(request)
-        return self.jobs.create("search", lambda _: build_search())
+        return self.jobs.create("search", lambda _: build_search(), title=name_request(request))
 
     def get_serving_search_report(self, job_id: str) -> ServingSearchReport:
         self.jobs.result(job_id, ServingSearchReport)
@@ -265,7 +266,7 @@ def test_a_search_that_runs_is_watched_again(
 ) -> None:
     first = run("search", "serving", scenario)
     (job,) = simulator.list_jobs()
-    assert f"search {job.job_id}; Ctrl-C cancels it" in first.stderr
+    assert f"search {job.job_id} ({job.title}); Ctrl-C cancels it" in first.stderr
     again = run("search", "serving", "--job", job.job_id)
     assert again.exit_code == 0, again.output
     assert again.stdout == first.stdout

@@ -21,6 +21,7 @@ from foretoken.domain import schema
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.domain.metrics.number_text import format_number
+from foretoken.domain.requests.question import name_request
 from foretoken.domain.requests.training_search import (
     NodeGroup,
     StrategyColumns,
@@ -56,7 +57,9 @@ class _Simulator(JobSimulator):
 
     def create_training_search(self, request: TrainingSearchRequest) -> Job:
         self.asked.append(request)
-        return self.jobs.create("search", lambda _: build_training_search())
+        return self.jobs.create(
+            "search", lambda _: build_training_search(), title=name_request(request)
+        )
 
     def get_training_search_report(self, job_id: str) -> TrainingSearchReport:
         self.jobs.result(job_id, TrainingSearchReport)
@@ -254,7 +257,7 @@ def test_a_search_that_runs_is_watched_again(
 ) -> None:
     first = run("search", "training", scenario)
     (job,) = simulator.list_jobs()
-    assert f"search {job.job_id}; Ctrl-C cancels it" in first.stderr
+    assert f"search {job.job_id} ({job.title}); Ctrl-C cancels it" in first.stderr
     again = run("search", "training", "--job", job.job_id)
     assert again.exit_code == 0, again.output
     assert again.stdout == first.stdout

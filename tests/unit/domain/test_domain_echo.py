@@ -14,6 +14,7 @@ from foretoken.domain.requests.question import (
     describe_serving,
     describe_serving_search,
     describe_training_search,
+    name_request,
 )
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.search import (
@@ -80,6 +81,28 @@ def test_a_search_tells_its_space_and_its_targets() -> None:
     groups = (NodeGroup(device="h200", num_nodes=2), NodeGroup(device="a100", num_nodes=4))
     mixed = TrainingSearchRequest(scenario=_TRAINING, space=TrainingSpace(node_groups=groups))
     assert "on 2 nodes of h200_sxm and 4 nodes of a100_sxm_80" in describe_training_search(mixed)
+
+
+def test_what_is_asked_has_a_name_of_model_and_devices() -> None:
+    space = ServingSpace(devices=("h200", "h100"), max_devices=16)
+    groups = (NodeGroup(device="h200", num_nodes=2), NodeGroup(device="a100", num_nodes=1))
+    clusters = TrainingSpace(num_devices=(8, 16))
+    capacity = CapacityRequest(scenario=_SERVING, targets=_TARGETS)
+    expected = {
+        "llama-3.1-8b on 2 x h200_sxm (tp 2)": (_SERVING, capacity),
+        "llama-3.1-8b on up to 16 x h200_sxm, h100_sxm": (
+            ServingSearchRequest(scenario=_SERVING, space=space),
+        ),
+        "llama-2-7b on 8 x a100_sxm_80 (tp 2, dp 4)": (_TRAINING,),
+        "llama-2-7b on 8, 16 x a100_sxm_80": (
+            TrainingSearchRequest(scenario=_TRAINING, space=clusters),
+        ),
+        "llama-2-7b on 2 nodes of h200_sxm and 1 node of a100_sxm_80": (
+            TrainingSearchRequest(scenario=_TRAINING, space=TrainingSpace(node_groups=groups)),
+        ),
+    }
+    for name, requests in expected.items():
+        assert {name} == {name_request(request) for request in requests}
 
 
 def test_every_objective_has_words() -> None:

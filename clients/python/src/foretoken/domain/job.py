@@ -70,7 +70,8 @@ class Job:
     `progress_ratio` runs from 0 to 1. Times are ISO 8601 UTC, empty where not yet reached.
     A failed job carries the reason and message of its error. `notices` are lines to show to people,
     once each, oldest first: `message` is what it does now, and may be shown or not. `owner` is the
-    name of the caller who created it, empty where nobody had to have one.
+    name of the caller who created it, empty where nobody had to have one. `title` says in a few
+    words what it is about, empty where its kind says all.
     """
 
     job_id: str
@@ -84,6 +85,7 @@ class Job:
     error_message: str = ""
     notices: tuple[str, ...] = ()
     owner: str = ""
+    title: str = ""
 
 
 def error_of_job(job: Job) -> ForetokenError:

@@ -168,8 +168,8 @@ class JobRunner(ReadsJobs):
             self._folder.let_go_alone()
         self._board.wake()
 
-    def create(self, kind: str, work: Work, request: object = None) -> Job:
-        """Queue work and return at once.
+    def create(self, kind: str, work: Work, request: object = None, title: str = "") -> Job:
+        """Queue work and return at once; `title` says what it is about.
 
         With a `request`, a dataclass, the job goes on after a restart; and if one of an equal
         request was left unfinished by an earlier process, it is that one that goes on. If one
@@ -198,6 +198,7 @@ class JobRunner(ReadsJobs):
                 state=JobState.QUEUED,
                 created_at=_now(),
                 owner=current_caller(),
+                title=title,
             )
             self._check_quota(job.owner)
             if self._sharing is None:

@@ -13,7 +13,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -395,13 +395,11 @@ def _read_pieces(stored: JobFile, path: Path, start: int) -> Iterator[JobPiece]:
 
 def interrupted(job: Job) -> Job:
     """Return a job as it waits for another process."""
-    return Job(
-        job_id=job.job_id,
-        kind=job.kind,
+    return replace(
+        job,
         state=JobState.QUEUED,
-        progress_ratio=job.progress_ratio,
         message="interrupted",
-        created_at=job.created_at,
-        notices=job.notices,
-        owner=job.owner,
+        finished_at="",
+        error_reason="",
+        error_message="",
     )

@@ -224,7 +224,11 @@ class CatalogService(RunsJobs, KeepsArtifacts, KeepsJobRecords):
             operator=find_operator(request.operator).name if request.operator else "",
             device=find_device(request.device).name if request.device else "",
         )
-        return self._jobs.create(_CHECK, lambda progress: self._check(checked, progress))
+        return self._jobs.create(
+            _CHECK,
+            lambda progress: self._check(checked, progress),
+            title=f"{checked.operator or 'all operators'} on {checked.device or 'all devices'}",
+        )
 
     def _review_import(self, review: Callable[[Listener], RunReview]) -> None:
         """Review an import as a job, for it may take a minute, which others can watch."""

@@ -171,6 +171,7 @@ class PredictorService(RunsJobs):
             _TRAINING,
             lambda progress: self._train(checked, progress),
             checked if self._shares_jobs else None,
+            f"{operator or 'all operators'} on {device or 'all devices'}",
         )
 
     def _resume_training(self, plain: Any) -> Work:

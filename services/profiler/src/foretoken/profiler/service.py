@@ -103,7 +103,9 @@ class ProfilerService(RunsJobs):
         site = self._maker.site(request, device)
         check_operators(request.operators, site.num_ranks * site.num_nodes)
         return self._jobs.create(
-            "profile", lambda progress: self._profile(request, device, progress)
+            "profile",
+            lambda progress: self._profile(request, device, progress),
+            title=f"{', '.join(request.operators) or 'all operators'} on {device.name}",
         )
 
     def get_profile_report(self, job_id: str) -> ProfileReport:
@@ -139,7 +141,7 @@ class ProfilerService(RunsJobs):
             )
             return profile_graph(request, rig, keeping, progress)
 
-        return self._jobs.create("graph", work)
+        return self._jobs.create("graph", work, title=f"{request.model} on {device.name}")
 
     def get_graph_report(self, job_id: str) -> GraphReport:
         """Return the result of a finished profile of a graph."""
@@ -167,6 +169,7 @@ class ProfilerService(RunsJobs):
                 num_threads=self._config.num_threads,
                 hand_over=self._maker.hand_over,
             ),
+            title=f"{request.model} on {device.name}",
         )
 
     def get_closure_report(self, job_id: str) -> ClosureReport:

@@ -31,6 +31,34 @@ OBJECTIVE_WORDS: Mapping[str, str] = {
 _AXES = ("tp", "pp", "dp", "cp", "ep")
 
 
+Asked = (
+    ServingScenario
+    | TrainingScenario
+    | CapacityRequest
+    | ServingSearchRequest
+    | TrainingSearchRequest
+)
+
+
+def name_request(request: Asked) -> str:
+    """Return the model and the devices of a request: `llama-3.1-8b on up to 8 x h100_sxm`."""
+    match request:
+        case ServingSearchRequest():
+            devices = _space(request)
+        case TrainingSearchRequest():
+            devices = _clusters(request)
+        case CapacityRequest():
+            devices = _deployment(request.scenario)
+        case TrainingScenario():
+            devices = _cluster(request)
+        case ServingScenario():
+            devices = _deployment(request)
+    scenario = (
+        request if isinstance(request, ServingScenario | TrainingScenario) else request.scenario
+    )
+    return f"{scenario.model.name} on {devices}"
+
+
 def describe_serving(scenario: ServingScenario) -> str:
     """Return what is served, on what, by which engine, under which traffic and targets."""
     parts = (
@@ -71,12 +99,11 @@ def describe_capacity(request: CapacityRequest) -> str:
 def describe_serving_search(request: ServingSearchRequest) -> str:
     """Return the question of a search for deployments: its space and its targets."""
     scenario, space = request.scenario, request.space
-    devices = ", ".join(space.devices or (scenario.device,))
     engines = ", ".join(space.profiles or (scenario.engine.profile,))
     rate = f"carrying {request.target_rps:g} requests/s" if request.target_rps else ""
     parts = (
         f"the best deployment of {_model(scenario)} by {OBJECTIVE_WORDS[request.objective]}",
-        f"on up to {space.max_devices} x {devices}",
+        f"on {_space(request)}",
         f"engine {engines}",
         _traffic(scenario.workload, has_rate=False),
         rate,
@@ -88,18 +115,27 @@ def describe_serving_search(request: ServingSearchRequest) -> str:
 def describe_training_search(request: TrainingSearchRequest) -> str:
     """Return the question of a search for strategies: its clusters and its batch."""
     scenario, space = request.scenario, request.space
-    groups = [f"{_count(group.num_nodes, 'node')} of {group.device}" for group in space.node_groups]
-    counts = space.num_devices or (scenario.layout.num_devices,)
-    devices = ", ".join(space.devices or (scenario.device,))
-    cluster = " and ".join(groups) or f"{_join(counts)} x {devices}"
     batches = space.global_batch_sizes or (scenario.global_batch_size,)
     return "; ".join(
         (
             f"the best strategy of {_trained(scenario)} by {OBJECTIVE_WORDS[request.objective]}",
-            f"on {cluster}",
+            f"on {_clusters(request)}",
             f"steps of {_join(batches)} samples of {scenario.sequence_length:,} tokens",
         )
     )
+
+
+def _space(request: ServingSearchRequest) -> str:
+    devices = ", ".join(request.space.devices or (request.scenario.device,))
+    return f"up to {request.space.max_devices} x {devices}"
+
+
+def _clusters(request: TrainingSearchRequest) -> str:
+    scenario, space = request.scenario, request.space
+    groups = [f"{_count(group.num_nodes, 'node')} of {group.device}" for group in space.node_groups]
+    counts = space.num_devices or (scenario.layout.num_devices,)
+    devices = ", ".join(space.devices or (scenario.device,))
+    return " and ".join(groups) or f"{_join(counts)} x {devices}"
 
 
 def _model(scenario: ServingScenario) -> str:

@@ -176,7 +176,8 @@ def note(message: str) -> None:
 def note_search(job: Job) -> None:
     """Tell which job a search is, by which it is watched again, and whether it was begun before."""
     goes_on = " goes on where it was left" if job.progress_ratio > 0 else ""
-    note(f"search {job.job_id}{goes_on}; Ctrl-C cancels it")
+    about = f" ({job.title})" if job.title else ""
+    note(f"search {job.job_id}{about}{goes_on}; Ctrl-C cancels it")
 
 
 def note_jobs(job_ids: Sequence[str]) -> None:

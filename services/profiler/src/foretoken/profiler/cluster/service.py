@@ -142,6 +142,7 @@ class ClusterProfiler(RunsJobs):
             _PROFILE,
             lambda progress: self._profile(request, is_group, progress),
             request if self._shares_jobs else None,
+            f"{', '.join(request.operators) or 'all operators'} on {request.device}",
         )
 
     def _resume(self, plain: Any) -> Work:

@@ -15,6 +15,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job, JobState, WakingWatch, Watch
 from foretoken.domain.ports import PredictorPort
+from foretoken.domain.requests.question import Asked, name_request
 from foretoken.domain.requests.search import (
     CapacityReport,
     CapacityRequest,
@@ -262,10 +263,10 @@ class RunsSearches(RunsJobs):
         """Yield finalists from the `first` on, as they are found, until the search ends."""
         return self._follow(job_id, TRAINING_KIND, first, StrategyFinalist)
 
-    def _create(self, kind: str, request: object) -> Job:
+    def _create(self, kind: str, request: Asked) -> Job:
         """Create a job; one whose request is kept goes on after a restart."""
         work = partial(self._kinds[kind].run, request)
-        return self._jobs.create(kind, work, request)
+        return self._jobs.create(kind, work, request, name_request(request))
 
     def _follow(self, job_id: str, kind: str, first: int, cls: type[F]) -> Watch[F]:
         if self._jobs.get(job_id).kind != kind:

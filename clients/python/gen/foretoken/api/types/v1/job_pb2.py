@@ -24,35 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n foretoken/api/types/v1/job.proto\x12\x16\x66oretoken.api.types.v1\"\xf3\x01\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12/\n\x05state\x18\x03 \x01(\x0e\x32 .foretoken.api.types.v1.JobState\x12\x16\n\x0eprogress_ratio\x18\x04 \x01(\x01\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x12\n\ncreated_at\x18\x06 \x01(\t\x12\x13\n\x0b\x66inished_at\x18\x07 \x01(\t\x12\x14\n\x0c\x65rror_reason\x18\x08 \x01(\t\x12\x15\n\rerror_message\x18\t \x01(\t\x12\x0f\n\x07notices\x18\n \x03(\t\x12\r\n\x05owner\x18\x0b \x01(\t\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x10ListJobsResponse\x12)\n\x04jobs\x18\x01 \x03(\x0b\x32\x1b.foretoken.api.types.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\"\n\x10ResumeJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"+\n\x07JobFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nbyte_count\x18\x02 \x01(\x03\"\x97\x02\n\tJobRecord\x12\x0f\n\x07service\x18\x01 \x01(\t\x12(\n\x03job\x18\x02 \x01(\x0b\x32\x1b.foretoken.api.types.v1.Job\x12\x14\n\x0crequest_json\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x0e\n\x06leased\x18\x06 \x01(\x08\x12\x13\n\x0blease_count\x18\x07 \x01(\x03\x12\x1a\n\x12interruption_count\x18\x08 \x01(\x03\x12\x10\n\x08unwanted\x18\t \x01(\x08\x12\x15\n\rchange_number\x18\n \x01(\x03\x12.\n\x05\x66iles\x18\x0b \x03(\x0b\x32\x1f.foretoken.api.types.v1.JobFile\"=\n\x08JobPiece\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nfirst_byte\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"\xae\x01\n\tJobUpdate\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.foretoken.api.types.v1.Job\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0blease_count\x18\x03 \x01(\x03\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\x12\x30\n\x06pieces\x18\x05 \x03(\x0b\x32 .foretoken.api.types.v1.JobPiece\x12\x0f\n\x07\x64ropped\x18\x06 \x03(\t*\x9a\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n foretoken/api/types/v1/job.proto\x12\x16\x66oretoken.api.types.v1\"\x82\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12/\n\x05state\x18\x03 \x01(\x0e\x32 .foretoken.api.types.v1.JobState\x12\x16\n\x0eprogress_ratio\x18\x04 \x01(\x01\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x12\n\ncreated_at\x18\x06 \x01(\t\x12\x13\n\x0b\x66inished_at\x18\x07 \x01(\t\x12\x14\n\x0c\x65rror_reason\x18\x08 \x01(\t\x12\x15\n\rerror_message\x18\t \x01(\t\x12\x0f\n\x07notices\x18\n \x03(\t\x12\r\n\x05owner\x18\x0b \x01(\t\x12\r\n\x05title\x18\x0c \x01(\t\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x03\x12\x12\n\npage_token\x18\x02 \x01(\t\"V\n\x10ListJobsResponse\x12)\n\x04jobs\x18\x01 \x03(\x0b\x32\x1b.foretoken.api.types.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"!\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\"\n\x10ResumeJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"+\n\x07JobFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nbyte_count\x18\x02 \x01(\x03\"\x97\x02\n\tJobRecord\x12\x0f\n\x07service\x18\x01 \x01(\t\x12(\n\x03job\x18\x02 \x01(\x0b\x32\x1b.foretoken.api.types.v1.Job\x12\x14\n\x0crequest_json\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0e\n\x06worker\x18\x05 \x01(\t\x12\x0e\n\x06leased\x18\x06 \x01(\x08\x12\x13\n\x0blease_count\x18\x07 \x01(\x03\x12\x1a\n\x12interruption_count\x18\x08 \x01(\x03\x12\x10\n\x08unwanted\x18\t \x01(\x08\x12\x15\n\rchange_number\x18\n \x01(\x03\x12.\n\x05\x66iles\x18\x0b \x03(\x0b\x32\x1f.foretoken.api.types.v1.JobFile\"=\n\x08JobPiece\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nfirst_byte\x18\x02 \x01(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c\"\xae\x01\n\tJobUpdate\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.foretoken.api.types.v1.Job\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0blease_count\x18\x03 \x01(\x03\x12\x0f\n\x07lease_s\x18\x04 \x01(\x01\x12\x30\n\x06pieces\x18\x05 \x03(\x0b\x32 .foretoken.api.types.v1.JobPiece\x12\x0f\n\x07\x64ropped\x18\x06 \x03(\t*\x9a\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'foretoken.api.types.v1.job_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBSTATE']._serialized_start=1160
-  _globals['_JOBSTATE']._serialized_end=1314
+  _globals['_JOBSTATE']._serialized_start=1175
+  _globals['_JOBSTATE']._serialized_end=1329
   _globals['_JOB']._serialized_start=61
-  _globals['_JOB']._serialized_end=304
-  _globals['_GETJOBREQUEST']._serialized_start=306
-  _globals['_GETJOBREQUEST']._serialized_end=337
-  _globals['_LISTJOBSREQUEST']._serialized_start=339
-  _globals['_LISTJOBSREQUEST']._serialized_end=395
-  _globals['_LISTJOBSRESPONSE']._serialized_start=397
-  _globals['_LISTJOBSRESPONSE']._serialized_end=483
-  _globals['_WATCHJOBREQUEST']._serialized_start=485
-  _globals['_WATCHJOBREQUEST']._serialized_end=518
-  _globals['_RESUMEJOBREQUEST']._serialized_start=520
-  _globals['_RESUMEJOBREQUEST']._serialized_end=554
-  _globals['_CANCELJOBREQUEST']._serialized_start=556
-  _globals['_CANCELJOBREQUEST']._serialized_end=590
-  _globals['_JOBFILE']._serialized_start=592
-  _globals['_JOBFILE']._serialized_end=635
-  _globals['_JOBRECORD']._serialized_start=638
-  _globals['_JOBRECORD']._serialized_end=917
-  _globals['_JOBPIECE']._serialized_start=919
-  _globals['_JOBPIECE']._serialized_end=980
-  _globals['_JOBUPDATE']._serialized_start=983
-  _globals['_JOBUPDATE']._serialized_end=1157
+  _globals['_JOB']._serialized_end=319
+  _globals['_GETJOBREQUEST']._serialized_start=321
+  _globals['_GETJOBREQUEST']._serialized_end=352
+  _globals['_LISTJOBSREQUEST']._serialized_start=354
+  _globals['_LISTJOBSREQUEST']._serialized_end=410
+  _globals['_LISTJOBSRESPONSE']._serialized_start=412
+  _globals['_LISTJOBSRESPONSE']._serialized_end=498
+  _globals['_WATCHJOBREQUEST']._serialized_start=500
+  _globals['_WATCHJOBREQUEST']._serialized_end=533
+  _globals['_RESUMEJOBREQUEST']._serialized_start=535
+  _globals['_RESUMEJOBREQUEST']._serialized_end=569
+  _globals['_CANCELJOBREQUEST']._serialized_start=571
+  _globals['_CANCELJOBREQUEST']._serialized_end=605
+  _globals['_JOBFILE']._serialized_start=607
+  _globals['_JOBFILE']._serialized_end=650
+  _globals['_JOBRECORD']._serialized_start=653
+  _globals['_JOBRECORD']._serialized_end=932
+  _globals['_JOBPIECE']._serialized_start=934
+  _globals['_JOBPIECE']._serialized_end=995
+  _globals['_JOBUPDATE']._serialized_start=998
+  _globals['_JOBUPDATE']._serialized_end=1172
 # @@protoc_insertion_point(module_scope)

@@ -72,6 +72,7 @@ class Job(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     NOTICES_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Its identity within the service. Never empty."""
     kind: _builtins.str
@@ -92,6 +93,8 @@ class Job(_message.Message):
     """Message of the error it ended with. Empty: it did not fail."""
     owner: _builtins.str
     """Name of the caller who created it. Empty: nobody had to have one."""
+    title: _builtins.str
+    """What it is about ("llama-3.1-8b on up to 8 x h100_sxm"). Empty: its kind says all."""
     @_builtins.property
     def notices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Lines to show to people once each, oldest first. Empty: nothing."""
@@ -110,10 +113,11 @@ class Job(_message.Message):
         error_message: _builtins.str = ...,
         notices: _abc.Iterable[_builtins.str] | None = ...,
         owner: _builtins.str = ...,
+        title: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "error_message", b"error_message", "error_reason", b"error_reason", "finished_at", b"finished_at", "job_id", b"job_id", "kind", b"kind", "message", b"message", "notices", b"notices", "owner", b"owner", "progress_ratio", b"progress_ratio", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "error_message", b"error_message", "error_reason", b"error_reason", "finished_at", b"finished_at", "job_id", b"job_id", "kind", b"kind", "message", b"message", "notices", b"notices", "owner", b"owner", "progress_ratio", b"progress_ratio", "state", b"state", "title", b"title"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,7 +34,7 @@ def show_one(visit: Visit) -> Shown | Redirect:
     content = {
         "job": job,
         "service": service,
-        "title": f"{job.kind} {job.state.name.lower()}",
+        "title": f"{job.title or job.kind} {job.state.name.lower()}",
         "can_resume": _can_resume(service, job),
     }
     return Shown(template="job.html", content=content)
@@ -68,7 +68,6 @@ def _list(visit: Visit) -> list[dict[str, Any]]:
         {
             **schema.encode(one),
             "service": "import",
-            "message": f"{one.title}: {one.message}",
             "address": f"/catalog/imports/{one.job_id}",
             "error_message": "",
             "is_final": one.is_final,
