@@ -4,13 +4,17 @@ import functools
 import gc
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from foretoken.jobs.process_setup import collect_rarely
+
+if TYPE_CHECKING:
+    from web_client import WebClient
 
 # How long an example takes says how busy the machine is. Few examples where everybody waits for all
 # tests; `make test-slow` draws more of them. Both draw the same at every run: a law that is false
@@ -122,3 +126,12 @@ def make_catalog_path(_opened_catalog: Path) -> Callable[[Path], str]:
 def catalog_path(tmp_path: Path, make_catalog_path: Callable[[Path], str]) -> str:
     """An empty catalog that has its tables."""
     return make_catalog_path(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[WebClient]":
+    """A server of pages with a home of its own."""
+    from web_client import serve_home
+
+    with serve_home(tmp_path_factory.mktemp("home")) as client:
+        yield client

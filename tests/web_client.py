@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from foretoken.app.compose import Composition
-from foretoken.app.config import SERVICES, AppConfig, ServerConfig
+from foretoken.app.config import AppConfig, ServerConfig
 from foretoken.app.serve import serve_web
 
 # A model's config.json as one pastes it.
@@ -78,7 +78,7 @@ class WebClient:
 def serve_home(
     home: Path,
     server: ServerConfig | None = None,
-    services: tuple[str, ...] = SERVICES,
+    services: tuple[str, ...] = ("catalog", "predictor", "simulator"),
     predictor: Mapping[str, Any] | None = None,
 ) -> Iterator[WebClient]:
     """Serve the services of a home over HTTP."""

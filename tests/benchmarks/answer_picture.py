@@ -20,7 +20,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from web_client import serve_home
 
-_SERVICES = ("catalog", "predictor", "simulator")
 _WIDTH, _HEIGHT = 1100, 1340
 # A page of text and lines needs no more; each halving takes a sixth of the bytes.
 _COLOURS = 48
@@ -33,7 +32,7 @@ def draw(path: Path) -> None:
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with (
         tempfile.TemporaryDirectory() as home,
-        serve_home(Path(home), services=_SERVICES, predictor=config.predictor) as web,
+        serve_home(Path(home), predictor=config.predictor) as web,
         sync_playwright() as driver,
     ):
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)

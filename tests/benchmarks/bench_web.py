@@ -23,7 +23,6 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from web_client import WebClient, post_form, serve_home
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-_SERVICES = ("catalog", "predictor", "simulator")
 _NUM_CANDIDATES = 100_000
 _VIEWS = {
     "ask": "/",
@@ -224,7 +223,7 @@ def main() -> None:
     config = with_starter(AppConfig(), process_environment())
     with (
         tempfile.TemporaryDirectory() as home,
-        serve_home(Path(home), services=_SERVICES, predictor=config.predictor) as web,
+        serve_home(Path(home), predictor=config.predictor) as web,
         sync_playwright() as driver,
     ):
         # Set up, as `foretoken ui` does while one reads the form.

@@ -1,23 +1,17 @@
 """A model's folder on the form, in a real browser: chosen, dropped, or made of links."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser_page import address_of, open_page
-from web_client import TINY_CONFIG, WebClient, serve_home
+from checkpoint_examples import write_safetensors
+from web_client import TINY_CONFIG, WebClient
+
+from foretoken.domain.text_file import parse_json_texts
 
 pytestmark = pytest.mark.slow
-
-_SERVICES = ("catalog", "predictor", "simulator")
-
-
-@pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
-    with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
-        yield client
 
 
 def test_files_of_a_models_folder_are_asked_about_together(web: WebClient, browser: Any) -> None:
@@ -32,15 +26,15 @@ def test_files_of_a_models_folder_are_asked_about_together(web: WebClient, brows
         with page.expect_response("**/check") as checked:
             page.get_by_label("Or choose it in the model's folder").set_input_files(files)
         assert {} == checked.value.json()
-        expected = {
-            **TINY_CONFIG,
-            "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"},
-        }
-        assert expected == json.loads(page.get_by_label("Text of the Hugging Face").input_value())
+        text = page.get_by_label("Text of the Hugging Face").input_value()
+        assert [TINY_CONFIG, stored] == parse_json_texts(text, "config")
 
 
 def test_a_models_folder_is_dropped_whole(web: WebClient, browser: Any, tmp_path: Path) -> None:
-    """More files than a reader gives at once, and folders in it, are no hindrance."""
+    """More files than a reader gives at once, and folders in it, are no hindrance.
+
+    What its files hold is compared with what its configuration says.
+    """
     stored = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     model, empty = tmp_path / "model", tmp_path / "empty"
     for folder in (model / "original", empty):
@@ -49,19 +43,30 @@ def test_a_models_folder_is_dropped_whole(web: WebClient, browser: Any, tmp_path
         (model / f"model-{number:05}-of-00120.safetensors").write_bytes(b"")
     (model / "config.json").write_text(json.dumps(TINY_CONFIG))
     (model / "hf_quant_config.json").write_text(json.dumps(stored))
-    expected = {
-        **TINY_CONFIG,
-        "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"},
-    }
+    index = {"metadata": {"total_size": 10 * 2**30}, "weight_map": {}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
     with open_page(browser) as page:
         page.goto(address_of(web, "/"))
         with page.expect_response("**/check") as checked:
             _drop(page, "Another model: paste its config.json", model)
-        assert {} == checked.value.json()
-        text = page.get_by_label("Text of the Hugging Face")
-        assert expected == json.loads(text.input_value())
+        assert ["checkpoint-bytes"] == list(checked.value.json())
+        page.get_by_text("Its files hold 10.0 GiB").wait_for()
+        text = page.get_by_label("Text of the Hugging Face").input_value()
+        assert [TINY_CONFIG, stored] == parse_json_texts(text, "config")
         _drop(page, "Another model: paste its config.json", empty)
         page.get_by_text("there is no config.json in this folder").wait_for()
+
+
+def test_the_header_of_a_single_file_says_what_it_holds(
+    web: WebClient, browser: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    write_safetensors(tmp_path / "model.safetensors", {"a": (0, 2**20), "b": (2**20, 3 * 2**20)})
+    with open_page(browser) as page:
+        page.goto(address_of(web, "/"))
+        with page.expect_request("**/check") as checked:
+            _drop(page, "Another model: paste its config.json", tmp_path)
+        assert str(3 * 2**20) in checked.value.post_data
 
 
 def test_a_folder_of_links_says_to_choose_the_file(

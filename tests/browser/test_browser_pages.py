@@ -2,7 +2,6 @@
 
 import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -16,7 +15,6 @@ from foretoken.app.config import ServerConfig
 pytestmark = pytest.mark.slow
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-_SERVICES = ("catalog", "predictor", "simulator")
 _QUESTION = {
     "model": "llama-3.1-8b",
     "devices": "h100_sxm",
@@ -32,12 +30,6 @@ _HOSTILE = "<img src=x onerror=alert(1)>"
 _CONFIG = {**TINY_CONFIG, "_name_or_path": _HOSTILE}
 # What a page has to be free of; the lesser ones are advice.
 _GRAVE = {"serious", "critical"}
-
-
-@pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
-    with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
-        yield client
 
 
 def _ask(web: WebClient, **fields: str) -> tuple[str, str]:
@@ -304,7 +296,7 @@ def test_a_table_sorts_by_keyboard(browser: Any, web: WebClient, answered: tuple
 
 def test_a_job_is_followed_over_a_restart(browser: Any, tmp_path: Path) -> None:
     """The page says that the server is away, and goes to the result when the job is done."""
-    with serve_home(tmp_path, services=_SERVICES) as web:
+    with serve_home(tmp_path) as web:
         port = web.port
         form = urlencode(
             {**_QUESTION, "gpus": "4", "batch": "1:256", "osl": "256", "finalists": "60"}
@@ -316,7 +308,7 @@ def test_a_job_is_followed_over_a_restart(browser: Any, tmp_path: Path) -> None:
         page.goto(address_of(web, f"/jobs/simulator/{job_id}"))
         page.locator("#state").get_by_text("running").wait_for()
     page.get_by_text("The server is away").wait_for()
-    with serve_home(tmp_path, ServerConfig(http_port=port), _SERVICES):
+    with serve_home(tmp_path, ServerConfig(http_port=port)):
         page.wait_for_url(f"**/answers/{job_id}", timeout=180_000)
         page.get_by_role("heading", name="Simulated request by request").wait_for()
     context.close()

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web_client import WebClient, serve_home
+from web_client import WebClient
 
 from foretoken.app.web.api_reference import render_calls, render_messages
 from foretoken.app.web.openapi import describe_api
 from foretoken.wire.rpcs import TABLES
 
-_SERVICES = ("catalog", "predictor", "simulator")
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "http-api.md"
 _BLOCKS = re.findall(
     r"^```(\w+) http\n(.*?)^```", _PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
@@ -28,12 +27,6 @@ _PROGRAMS = {
     "js": ["node", "--input-type=module", "--eval"],
     "go": ["go", "run"],
 }
-
-
-@pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
-    with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
-        yield client
 
 
 def _references(place: Any) -> Iterator[str]:

@@ -1,13 +1,17 @@
 """`foretoken model`: a preset or a file in figures."""
 
 import json
+from pathlib import Path
 
 import pytest
+from checkpoint_examples import write_index
 from typer.testing import CliRunner
+from web_client import TINY_CONFIG
 
 from foretoken.app.cli.main import app
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.models.description import describe_model
+from foretoken.domain.models.load import load_model
 from foretoken.domain.units import GIB
 
 
@@ -57,6 +61,42 @@ def test_bytes_are_those_that_are_stored(preset: str, published: float) -> None:
     figures = describe_model(find_model(preset))
     assert published == pytest.approx(figures.num_bytes, rel=0.005)
     assert figures.num_parameters == sum(part.num_parameters for part in figures.parts)
+
+
+def test_what_the_files_of_a_folder_hold_is_compared(tmp_path: Path) -> None:
+    """A preset of the same name has no files, nor has another `config.json`."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    counted = describe_model(load_model(tmp_path)).num_bytes
+    write_index(tmp_path, {}, total_size=round(counted * 1.009))
+    shown = _show(str(tmp_path))
+    assert "as stored, and its files hold as much to 1 %" in shown
+    assert "its files hold 0" not in shown
+    write_index(tmp_path, {}, total_size=round(counted * 1.25))
+    for name in (str(tmp_path), str(tmp_path / "config.json")):
+        assert "+25.0% of the" in _show(name)
+    write_index(tmp_path, {}, total_size=round(counted / 2))
+    assert "-50.0% of the" in _show(str(tmp_path))
+    figures = json.loads(_show(str(tmp_path), "--output", "json"))
+    assert round(counted / 2) == figures["checkpoint_bytes"]
+    (tmp_path / "config.json").rename(tmp_path / "other.json")
+    assert "files" not in _show(str(tmp_path / "other.json"))
+    assert "files" not in _show("llama-3.1-8b")
+
+
+def test_how_weights_are_stored_may_follow_the_text_of_a_config() -> None:
+    """In any order, and at once with it."""
+    config = json.dumps(TINY_CONFIG)
+    stored = json.dumps({"producer": {}, "quantization": {"quant_algo": "FP8"}})
+    expected = load_model(config).quantization
+    assert "" == expected
+    assert "fp8_static" in load_model(f"{config}\n{stored}").quantization
+    assert load_model(f"{config}{stored}") == load_model(f"{stored} {config}")
+
+
+def _show(name: str, *options: str) -> str:
+    shown = CliRunner().invoke(app, [*options, "model", name], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0, shown.output
+    return shown.stdout
 
 
 def test_an_unknown_model_names_the_nearest() -> None:

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -16,9 +17,10 @@ from web_client import TINY_CONFIG, Answer, WebClient, post_form, serve_home
 
 from foretoken.app.config import ServerConfig
 from foretoken.app.web.pages import VIEWS
+from foretoken.domain.models.description import describe_model
+from foretoken.domain.models.load import load_model
 
 _EXAMPLES = Path(__file__).resolve().parents[4] / "docs" / "examples"
-_SERVICES = ("catalog", "predictor", "simulator")
 _QUESTION = {
     "model": "llama-3.1-8b",
     "devices": "h100_sxm",
@@ -31,12 +33,6 @@ _QUESTION = {
     "finalists": "1",
 }
 _CONFIG = {**TINY_CONFIG, "_name_or_path": "tiny<b>&"}
-
-
-@pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
-    with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
-        yield client
 
 
 def _ask(web: WebClient, path: str = "/", **fields: str) -> Answer:
@@ -64,7 +60,7 @@ def answered(web: WebClient) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
     """A home in which nobody did anything, for who only looks."""
-    with serve_home(tmp_path_factory.mktemp("empty"), services=_SERVICES) as client:
+    with serve_home(tmp_path_factory.mktemp("empty")) as client:
         yield client
 
 
@@ -87,7 +83,7 @@ def test_pages_that_wait_keep_no_other_from_being_shown(tmp_path: Path) -> None:
     """An answer that is not there yet is waited for, in one of the threads of that page."""
     config = ServerConfig(http_port=0, max_workers=1, max_queued_calls=0)
     long = {"model_ref": "llama-3.1-8b", "device": "h100_sxm", "workload": {"request_count": 10**6}}
-    with serve_home(tmp_path, config, _SERVICES) as web, ThreadPoolExecutor() as pool:
+    with serve_home(tmp_path, config) as web, ThreadPoolExecutor() as pool:
         job = web.call("simulator/create_serving_simulation", scenario=long)["job_id"]
         both = [pool.submit(web.get, f"/answers/{job}") for _ in range(2)]
         # One of the two waits for the job; there is no room for the other.
@@ -145,14 +141,14 @@ def test_a_report_runs_what_is_written_in_it_and_nothing_else(
 
 
 def test_results_outlive_the_server(tmp_path: Path) -> None:
-    with serve_home(tmp_path, services=_SERVICES) as web:
+    with serve_home(tmp_path) as web:
         target = _ask(web, finalists="0").headers["Location"]
         job_id = target.rpartition("/")[2]
         _wait(web, job_id)
         deadline = time.monotonic() + 30
         while job_id.encode() not in web.get("/results").body and time.monotonic() < deadline:
             time.sleep(0.1)
-    with serve_home(tmp_path, services=_SERVICES) as web:
+    with serve_home(tmp_path) as web:
         assert 200 == web.get(target).status
         assert job_id.encode() in web.get("/results?q=llama").body
         assert b"No result has these words" in web.get("/results?q=no-such-model").body
@@ -261,7 +257,7 @@ def test_who_may_only_look_cannot_start(tmp_path: Path) -> None:
     tokens.write_text("looker aaaa\n")
     config = ServerConfig(http_port=0, token_file=str(tokens), callers={"looker": ("reader",)})
     form = "application/x-www-form-urlencoded"
-    with serve_home(tmp_path / "home", config, _SERVICES) as web:
+    with serve_home(tmp_path / "home", config) as web:
         signed = web.send("POST", "/sign-in", "token=aaaa", Content_Type=form)
         cookie = signed.headers["Set-Cookie"]
         shown = {"Cookie": cookie.partition(";")[0]}
@@ -301,6 +297,21 @@ def test_an_empty_trace_a_model_without_end_and_what_is_no_json_are_refused(web:
     checked = post_form(web, "/check", {**_QUESTION, "config": json.dumps(deep)})
     assert "num_hidden_layers: is more than 10,000" in checked.json[""]
     assert "config.json" in post_form(web, "/check", {**_QUESTION, "config": "{"}).json["config"]
+    two = post_form(web, "/check", {**_QUESTION, "config": json.dumps(TINY_CONFIG) * 2})
+    assert "more than one model" in two.json[""]
+
+
+def test_a_form_says_where_files_hold_more_than_is_counted(web: WebClient) -> None:
+    """The question stays as it is: the files are not read for it."""
+    tiny = json.dumps(TINY_CONFIG)
+    counted = round(describe_model(load_model(tiny)).num_bytes)
+
+    def check(num_bytes: int | str, config: str = tiny) -> Any:
+        given = {**_QUESTION, "config": config, "checkpoint-bytes": str(num_bytes)}
+        return post_form(web, "/check", given).json
+
+    assert {} == check(counted) == check("") == check("many") == check(2 * counted, "")
+    assert "+100.0% of the" in check(2 * counted)["checkpoint-bytes"]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +375,7 @@ def test_measurements_come_in_through_the_pages_and_are_looked_at(tmp_path: Path
     """A table with its mapping: on the map, as curves, explained, queried, drawn and checked."""
     table = (_EXAMPLES / "collectives.csv").read_text("utf-8")
     mapping = (_EXAMPLES / "collectives-mapping.yaml").read_text("utf-8")
-    with serve_home(tmp_path, services=_SERVICES) as web:
+    with serve_home(tmp_path) as web:
         form = {"format": "generic"}
         begun = post_form(web, "/catalog/imports", form, file=table, mapping=mapping)
         path = begun.headers["Location"]

@@ -2,7 +2,6 @@
 
 import html
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from web_client import Answer, WebClient, post_form, serve_home
 from foretoken.app.config import ServerConfig
 
 _EXAMPLES = Path(__file__).resolve().parents[4] / "docs" / "examples"
-_SERVICES = ("catalog", "predictor", "simulator")
 _SERVED = {"model": "llama-3.1-8b", "device": "h100_sxm", "tp": "1"}
 _TRAINED = {
     "model": "llama-2-7b",
@@ -25,12 +23,6 @@ _TRAINED = {
 _FORM = "application/x-www-form-urlencoded"
 
 
-@pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebClient]:
-    with serve_home(tmp_path_factory.mktemp("home"), services=_SERVICES) as client:
-        yield client
-
-
 def _validate(web: WebClient, content: str, **fields: str) -> Answer:
     return post_form(web, "/validate", {**_SERVED, **fields}, measured=content)
 
@@ -41,9 +33,9 @@ def _measured() -> str:
 
 def test_a_comparison_has_an_address_that_outlives_the_server(tmp_path: Path) -> None:
     """Its page runs what is written in it, and the file that was measured is to be had again."""
-    with serve_home(tmp_path, services=_SERVICES) as web:
+    with serve_home(tmp_path) as web:
         address = _validate(web, _measured()).headers["Location"]
-    with serve_home(tmp_path, services=_SERVICES) as web:
+    with serve_home(tmp_path) as web:
         page = web.get(address)
         assert (200, True) == (page.status, b"Simulated against measured" in page.body)
         report = web.get(f"{address}/report")
@@ -101,7 +93,7 @@ def test_who_may_only_look_keeps_no_comparison(tmp_path: Path) -> None:
     tokens.write_text("looker aaaa\nasker bbbb\n")
     callers = {"looker": ("reader",), "asker": ("planner",)}
     config = ServerConfig(http_port=0, token_file=str(tokens), callers=callers)
-    with serve_home(tmp_path / "home", config, _SERVICES) as web:
+    with serve_home(tmp_path / "home", config) as web:
         status = {}
         for token in ("aaaa", "bbbb"):
             signed = web.send("POST", "/sign-in", f"token={token}", Content_Type=_FORM)

@@ -11,6 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -187,9 +188,32 @@ def parse_json(text: str | bytes, field: str, origin: str = "") -> Any:
         InvalidRequestError: it is no JSON, not UTF-8, or nested too deep.
 
     """
+    with _naming(field, origin):
+        return json.loads(text)
+
+
+def parse_json_texts(text: str, field: str, origin: str = "") -> list[Any]:
+    """Return the values of JSON texts that stand one after the other.
+
+    Raises:
+        InvalidRequestError: as `parse_json`.
+
+    """
+    decoder, values, rest = json.JSONDecoder(), [], text.strip()
+    while rest:
+        with _naming(field, origin):
+            value, end = decoder.raw_decode(rest)
+        values.append(value)
+        rest = rest[end:].lstrip()
+    return values
+
+
+@contextmanager
+def _naming(field: str, origin: str) -> Iterator[None]:
+    """Say of what a decoder refuses which field it is, and where the text is from."""
     place = f"{origin} " if origin else ""
     try:
-        return json.loads(text)
+        yield
     except RecursionError as err:
         raise InvalidRequestError.of_field(field, f"{place}is JSON nested too deep") from err
     except ValueError as err:

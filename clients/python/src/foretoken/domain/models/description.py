@@ -10,8 +10,11 @@ from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.models.parameters import ParameterCount, PartCount, count_parameters
 from foretoken.domain.models.quantization import Quantization, StoredWeight, find_quantization
 from foretoken.domain.models.stack import stack_of, state_of
+from foretoken.domain.units import GIB
 
 _BITS = 16
+# Counted and stored bytes that differ by no more are the same.
+_NEAR = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +44,9 @@ class ModelFigures:
 
     Of the active parameters of a token there are three conventions: with the embedding, without it
     (a token reads one row), and without the head as well. `num_parameters` counts encoders, and no
-    layers that predict further tokens. `approximations` say what is not simulated as it runs.
+    layers that predict further tokens. `num_bytes` follows from these and from how they are stored,
+    `checkpoint_bytes` is what the files hold, 0 where that is not known. `approximations` say what
+    is not simulated as it runs.
     """
 
     name: str
@@ -58,9 +63,26 @@ class ModelFigures:
     window_bytes: float
     request_bytes: float
     approximations: tuple[str, ...]
+    checkpoint_bytes: int = 0
+
+    @property
+    def difference(self) -> str:
+        """What the files hold, where that is more than 1 % off what is counted; else empty."""
+        ratio = self.checkpoint_bytes / self.num_bytes - 1
+        if not self.checkpoint_bytes or abs(ratio) <= _NEAR:
+            return ""
+        held, counted = (
+            f"{size / GIB:,.1f} GiB" for size in (self.checkpoint_bytes, self.num_bytes)
+        )
+        why = (
+            "they may hold layers that predict further tokens, or weights stored otherwise"
+            if ratio > 0
+            else "its weights may be stored in fewer bits than its configuration says"
+        )
+        return f"its files hold {held}, {ratio:+.1%} of the {counted} that are counted: {why}"
 
 
-def describe_model(model: ModelArchitecture) -> ModelFigures:
+def describe_model(model: ModelArchitecture, checkpoint_bytes: int = 0) -> ModelFigures:
     """Return the figures of a model as its checkpoint is stored, whole, on one device."""
     count, kv_dtype = count_parameters(model), model.kv_dtype or DType.BF16
     parts = (
@@ -91,6 +113,7 @@ def describe_model(model: ModelArchitecture) -> ModelFigures:
             )
             if text
         ),
+        checkpoint_bytes=checkpoint_bytes,
     )
 
 

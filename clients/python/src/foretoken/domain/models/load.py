@@ -13,7 +13,7 @@ from foretoken.domain.errors import InvalidRequestError, UnknownModelError
 from foretoken.domain.models.architecture import ModelArchitecture, find_model
 from foretoken.domain.models.gguf_config import load_gguf
 from foretoken.domain.models.hf_config import architecture_of_hf_config, load_hf_config
-from foretoken.domain.text_file import is_there, parse_json, read_json
+from foretoken.domain.text_file import is_there, parse_json_texts, read_json
 
 # What says which model it is: itself, a name, a path or the text of a `config.json`.
 ModelName = ModelArchitecture | str | Path
@@ -21,6 +21,8 @@ ModelName = ModelArchitecture | str | Path
 # given something.
 REQUIRED: Any = MISSING
 _GGUF = ".gguf"
+# The key of a `hf_quant_config.json` that says how weights are stored.
+_STORED = "quantization"
 
 if TYPE_CHECKING:
 
@@ -56,7 +58,7 @@ def load_model(name: str | Path) -> ModelArchitecture:
     Files are a `config.json`, a GGUF file and the JSON that `foretoken profile graph` writes,
     folders those of a `config.json`.
     A preset wins over a folder of the same name; `./name` is always the folder. The text of a
-    `config.json` is the model it describes.
+    `config.json` is the model it describes; that of its `hf_quant_config.json` may follow it.
 
     Raises:
         UnknownModelError: neither a preset nor a path; the message names the nearest presets.
@@ -66,11 +68,16 @@ def load_model(name: str | Path) -> ModelArchitecture:
     if isinstance(name, Path):
         return _load_file(name)
     if name.lstrip().startswith("{"):
-        config = parse_json(name, "model")
-        # A JSON text that begins so is an object.
-        if _is_own(config):
-            return _decode(config, "model")
-        return architecture_of_hf_config(config, _name_in(config))
+        texts = parse_json_texts(name, "model")
+        if not all(isinstance(text, Mapping) for text in texts):
+            raise InvalidRequestError.of_field("model", "is the text of a config.json: {...}")
+        stored = [text for text in texts if _STORED in text and "model_type" not in text]
+        configs = [text for text in texts if text not in stored] or stored
+        if len(configs) > 1 or len(stored) > 1:
+            raise InvalidRequestError.of_field("model", "is the text of more than one model")
+        if _is_own(configs[0]):
+            return _decode(configs[0], "model")
+        return architecture_of_hf_config(configs[0], _name_in(configs[0]), *stored)
     try:
         return find_model(name)
     except UnknownModelError as err:
@@ -81,6 +88,17 @@ def load_model(name: str | Path) -> ModelArchitecture:
             raise InvalidRequestError.of_field("model", f"there is no file {path}") from None
         advice = "any other model is read from its Hugging Face config.json: give its path"
         raise UnknownModelError(f"{err.message} {advice}", **err.details) from None
+
+
+def find_folder(name: str) -> Path | None:
+    """Return the folder that `load_model` reads a name from; None of a preset, a text or a file."""
+    try:
+        find_model(name)
+    except UnknownModelError:
+        path = Path(name)
+        folder = path.parent if path.name == "config.json" else path
+        return folder if is_there(folder) and folder.is_dir() else None
+    return None
 
 
 def _load_file(path: Path) -> ModelArchitecture:

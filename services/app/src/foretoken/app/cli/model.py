@@ -6,8 +6,9 @@ import typer
 from rich.table import Table
 
 from foretoken.app.cli.state import build_table, stack, state_of
+from foretoken.domain.models.checkpoint_files import checkpoint_bytes
 from foretoken.domain.models.description import ModelFigures, PartFigures, describe_model
-from foretoken.domain.models.load import load_model
+from foretoken.domain.models.load import find_folder, load_model
 from foretoken.domain.units import GIB
 
 _GIGA, _MIB = 1e9, 1 << 20
@@ -22,7 +23,8 @@ def model(
     ],
 ) -> None:
     """Show a model: layers by kind, parameters, bytes as stored, and what a request keeps."""
-    figures = describe_model(load_model(name))
+    folder = find_folder(name)
+    figures = describe_model(load_model(name), checkpoint_bytes(folder) if folder else 0)
     state_of(context).print_object(figures, lambda: _table(figures))
 
 
@@ -77,12 +79,16 @@ def _caption(figures: ModelFigures) -> list[str]:
     )
     whole, without, inside = (f"{number / _GIGA:,.2f}e9" for number in active)
     total, size = f"{figures.num_parameters / _GIGA:,.2f}e9", f"{figures.num_bytes / GIB:,.1f} GiB"
+    is_alike = figures.checkpoint_bytes and not figures.difference
+    alike = ", and its files hold as much to 1 %" if is_alike else ""
     token = f"{figures.token_bytes:,.0f} bytes a token"
     lines = [
         f"{total} parameters, encoders included, layers that predict further tokens not",
         f"active: {whole}; without the embedding {without}, without the head as well {inside}",
-        f"{size} as stored; the KV cache in {figures.kv_dtype}: {token}",
+        f"{size} as stored{alike}; the KV cache in {figures.kv_dtype}: {token}",
     ]
+    if figures.difference:
+        lines.append(figures.difference)
     if figures.window_bytes:
         lines.append(f"windows of one request: {figures.window_bytes:,.0f} bytes at most")
     if figures.request_bytes:

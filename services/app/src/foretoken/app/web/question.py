@@ -17,14 +17,19 @@ from foretoken.app.web.question_form import QuestionForm
 from foretoken.app.web.visit import Upload
 from foretoken.domain.errors import ForetokenError, InvalidRequestError, find_near
 from foretoken.domain.hardware.price import find_price_list
-from foretoken.domain.models.architecture import all_models
+from foretoken.domain.models.architecture import ModelArchitecture, all_models
+from foretoken.domain.models.description import describe_model
 from foretoken.domain.requests.search import ServingSearchRequest
 from foretoken.domain.requests.training_search import TrainingSearchRequest
+from foretoken.domain.text_file import parse_json_texts
+from foretoken.simulator.report.question import sentence
 
 CONFIG, TRACE, SPREAD, PRICES = "config", "trace", "spread", "prices"
 CORRECTION: Final = "correction"
+# What the files of the folder hold that the configuration is of.
+HELD: Final = "checkpoint-bytes"
 # Fields of the form that are no options of the command.
-_OWN_NAMES: Final = frozenset({"model", CONFIG, TRACE, SPREAD, PRICES, CORRECTION})
+_OWN_NAMES: Final = frozenset({"model", CONFIG, TRACE, SPREAD, PRICES, CORRECTION, HELD})
 _OWN_FIELDS: Final = frozenset({"model", "change", "tokens", "dataset", "price_list", "space"})
 SERVING = QuestionForm(
     search_serving.QuestionOptions,
@@ -164,13 +169,10 @@ def model_text(given: Mapping[str, str]) -> str:
     """Return the preset's name, or the text of a `config.json`; no file of this machine."""
     text = given.get(CONFIG, "").strip()
     if text:
-        try:
-            is_config = isinstance(json.loads(text), dict)
-        except ValueError as err:
-            raise InvalidRequestError.of_field(
-                CONFIG, f"is not the text of a config.json: {err}"
-            ) from err
-        if not is_config:
+        if not all(
+            isinstance(one, dict)
+            for one in parse_json_texts(text, CONFIG, "the text of a config.json")
+        ):
             raise InvalidRequestError.of_field(CONFIG, "is the text of a config.json: {...}")
         return text
     name = given.get("model", "").strip()
@@ -180,6 +182,15 @@ def model_text(given: Mapping[str, str]) -> str:
         near = ", ".join(find_near(name, all_models()))
         raise InvalidRequestError.of_field("--model", f"no preset {name!r}; near are {near}")
     return name
+
+
+def find_remarks(given: Mapping[str, str], model: ModelArchitecture) -> dict[str, str]:
+    """Return what to know of a form that can be asked, by its field."""
+    held = given.get(HELD, "").strip()
+    if not given.get(CONFIG, "").strip() or not (held.isascii() and held.isdigit()):
+        return {}
+    difference = describe_model(model, int(held)).difference
+    return {HELD: sentence(difference)} if difference else {}
 
 
 def find_problems(error: ForetokenError, form: QuestionForm | None = None) -> dict[str, str]:

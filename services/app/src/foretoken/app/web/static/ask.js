@@ -47,27 +47,35 @@ form.addEventListener("submit", () => {
   document.getElementById("asked").textContent = "Answering. The first question of a model on a GPU learns its operators from the measurements, once: some seconds more.";
 });
 
-// A folder's files are read here, and one text is sent. NVIDIA's ModelOpt says in a file of its own how weights are stored.
-const [CONFIG, STORED] = ["config.json", "hf_quant_config.json"];
+// A folder's files are read here, and texts are sent. NVIDIA's ModelOpt says in a file of its own how weights are stored.
+const [CONFIG, STORED, INDEX, WEIGHTS] = ["config.json", "hf_quant_config.json", "model.safetensors.index.json", "model.safetensors"];
+const LONGEST_HEADER = 1e8;
 
-function join(config, stored) {
+// What the tensors of a checkpoint take: an index says it, and the header of a single file.
+async function bytesOf(files) {
+  const [index, weights] = [INDEX, WEIGHTS].map((name) => files.find((one) => one.name === name));
   try {
-    const said = JSON.parse(config);
-    if (said.quantization_config || said.text_config?.quantization_config) return config;
-    const quantization_config = { quant_method: "modelopt", ...JSON.parse(stored).quantization };
-    return JSON.stringify({ ...said, quantization_config }, null, 2);
-  } catch { return config; }
+    if (index) return Math.round(JSON.parse(await index.text()).metadata.total_size);
+    const length = Number(new DataView(await weights.slice(0, 8).arrayBuffer()).getBigUint64(0, true));
+    if (length > LONGEST_HEADER) return "";
+    const { __metadata__, ...tensors } = JSON.parse(await weights.slice(8, 8 + length).text());
+    return Object.values(tensors).reduce((sum, { data_offsets: [start, end] }) => sum + end - start, 0);
+  } catch { return ""; }
 }
 
 async function take(files) {
   const stored = files.find((one) => one.name === STORED);
-  const file = files.find((one) => one.name === CONFIG) ?? files.find((one) => one !== stored);
+  const file = files.find((one) => one.name === CONFIG) ?? files.find((one) => one !== stored && one.name.endsWith(".json"));
   if (!file) return tell({ config: `there is no ${CONFIG} in this folder. Browsers do not see links in it, such as those of the Hugging Face cache: choose the file below.` });
-  const text = await file.text();
-  form.elements.config.value = stored ? join(text, await stored.text()) : text;
+  const texts = await Promise.all([file, stored].filter(Boolean).map((one) => one.text()));
+  form.elements.config.value = texts.join("\n");
+  held.value = await bytesOf(files);
   return check();
 }
 
+const held = form.elements["checkpoint-bytes"];
+// What one writes is of no folder.
+form.elements.config?.addEventListener("input", () => { held.value = ""; });
 const chosen = document.getElementById("f-config-file");
 chosen?.addEventListener("change", async () => {
   await take([...chosen.files]);
@@ -81,7 +89,7 @@ async function filesOf(entry) {
   for (let some = [null]; some.length;) {
     // A reader gives the next hundred, and none at the end.
     some = await new Promise((done, failed) => reader.readEntries(done, failed));
-    found.push(...some.filter((one) => one.isFile && [CONFIG, STORED].includes(one.name)));
+    found.push(...some.filter((one) => one.isFile && [CONFIG, STORED, INDEX, WEIGHTS].includes(one.name)));
   }
   return (await Promise.all(found.map(filesOf))).flat();
 }

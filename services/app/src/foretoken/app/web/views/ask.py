@@ -10,6 +10,7 @@ from foretoken.app.web.question import (
     SERVING,
     TRAINING,
     find_problems,
+    find_remarks,
     read_serving_request,
     read_training_request,
 )
@@ -80,10 +81,11 @@ class Question(Generic[Request]):
     def check(self, visit: Visit) -> Sent:
         """Send what is wrong with a form as it stands, by its fields; no job is started."""
         try:
-            self._warm_up(visit, self.read(visit.posted, visit.uploads))
+            request = self.read(visit.posted, visit.uploads)
+            self._warm_up(visit, request)
         except ForetokenError as err:
             return send_json(find_problems(err, self.form))
-        return send_json({})
+        return send_json(find_remarks(visit.posted, request.scenario.model))
 
     def _warm_up(self, visit: Visit, request: Request) -> None:
         if visit.may("plan"):
