@@ -89,7 +89,8 @@ def test_what_is_asked_has_a_name_of_model_and_devices() -> None:
     clusters = TrainingSpace(num_devices=(8, 16))
     capacity = CapacityRequest(scenario=_SERVING, targets=_TARGETS)
     expected = {
-        "llama-3.1-8b on 2 x h200_sxm (tp 2)": (_SERVING, capacity),
+        "llama-3.1-8b on 2 x h200_sxm (tp 2), 1 requests/s": (_SERVING,),
+        "llama-3.1-8b on 2 x h200_sxm (tp 2)": (capacity,),
         "llama-3.1-8b on up to 16 x h200_sxm, h100_sxm": (
             ServingSearchRequest(scenario=_SERVING, space=space),
         ),

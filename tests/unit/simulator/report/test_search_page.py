@@ -19,6 +19,7 @@ from foretoken.simulator.report.search_candidates import (
     candidate_rows,
     curve_of,
     describe_batch,
+    describe_deployment,
     describe_replicas,
     missed_outcomes,
     ranked_rows,
@@ -26,6 +27,10 @@ from foretoken.simulator.report.search_candidates import (
 )
 
 _HOSTILE = ' <b>&"$x$'
+_TWO_POOLS = (
+    "2 replicas for prompts, up to 16 requests at once on each; 1 for answers, up to 8 requests at"
+    " once on each."
+)
 
 
 def _page(report: ServingSearchReport) -> str:
@@ -139,6 +144,29 @@ def test_each_candidate_with_figures_is_a_mark_with_its_details(pages: dict[str,
         assert row["place"] == details["rank"]
         assert describe_batch(row) == details["batch"]
         assert row["reason"] in details["why_not"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "1 replica of 1 GPU; up to 8 requests at once on it."),
+        (
+            {"replicas": 3, "num_devices": 12},
+            "3 replicas of 4 GPUs; up to 8 requests at once on each.",
+        ),
+        (
+            {"replicas": 3, "num_devices": 13, "encoders": 1},
+            "3 replicas and 1 encoder; up to 8 requests at once on each.",
+        ),
+        (
+            {"prefill_replicas": 2, "prefill_batch_size": 16},
+            _TWO_POOLS,
+        ),
+    ],
+)
+def test_a_deployment_is_said_in_words(changes: dict[str, int], expected: str) -> None:
+    row = {"replicas": 1, "num_devices": 1, "encoders": 0, "prefill_replicas": 0, "batch_size": 8}
+    assert expected == describe_deployment({**row, **changes})
 
 
 def test_nothing_qualifies_is_said_and_the_reasons_stay() -> None:

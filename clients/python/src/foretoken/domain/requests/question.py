@@ -52,7 +52,9 @@ def name_request(request: Asked) -> str:
         case TrainingScenario():
             devices = _cluster(request)
         case ServingScenario():
-            devices = _deployment(request)
+            workload = request.workload
+            load = "a trace" if workload.trace_requests else f"{workload.rate_rps:g} requests/s"
+            devices = f"{_deployment(request)}, {load}"
     scenario = (
         request if isinstance(request, ServingScenario | TrainingScenario) else request.scenario
     )

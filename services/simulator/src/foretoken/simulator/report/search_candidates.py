@@ -163,6 +163,23 @@ def describe_replicas(row: Row) -> str:
     return " + ".join(pools)
 
 
+def describe_deployment(row: Row) -> str:
+    """Return how many replicas there are, and what runs on each, in words that need no notation."""
+    num, batch = row["replicas"], f"up to {row['batch_size']:,} requests at once"
+    if row["prefill_replicas"]:
+        prompts = f"{_count(row['prefill_replicas'], 'replica')} for prompts"
+        most = f"up to {row['prefill_batch_size']:,} requests at once on each"
+        return f"{prompts}, {most}; {num:,} for answers, {batch} on each."
+    gpus = f"of {_count(row['num_devices'] // num, 'GPU')}"
+    if row["encoders"]:
+        gpus = f"and {_count(row['encoders'], 'encoder')}"
+    return f"{_count(num, 'replica')} {gpus}; {batch} on {'each' if num > 1 else 'it'}."
+
+
+def _count(num: int, name: str) -> str:
+    return f"{num:,} {name}" if num == 1 else f"{num:,} {name}s"
+
+
 def name_degrees(row: Row, axes: Sequence[str], pool: str = "") -> str:
     """Return the degrees of a replica of a pool, tp and those above one: `tp4 ep2`."""
     degrees = {axis: row[f"{pool}{axis}"] for axis in axes}

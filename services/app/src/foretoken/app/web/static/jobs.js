@@ -17,10 +17,11 @@ function show(jobs) {
     const link = name.appendChild(document.createElement("a"));
     link.href = job.address;
     link.textContent = job.job_id;
-    for (const text of [job.title, job.service, job.state]) cell(row, text);
+    for (const text of [job.title, job.state]) cell(row, text);
     cell(row, `${Math.round(100 * job.progress_ratio)} %`).className = "number";
     cell(row, job.error_message || job.message);
     cell(row, job.created_at.slice(0, 19).replace("T", " ")).className = "when";
+    cell(row, job.service);
     const next = cell(row, "");
     for (const act of [job.can_cancel && "cancel", job.can_resume && "resume"].filter(Boolean)) {
       const form = next.appendChild(document.createElement("form"));

@@ -17,7 +17,7 @@ from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.domain.requests.simulated_answer import read_finalist
 from foretoken.simulator.launch.deployment import write_deployment
-from foretoken.simulator.report.search_candidates import describe_verdict
+from foretoken.simulator.report.search_candidates import describe_deployment, describe_verdict
 
 # Columns the page ranks by and shows; the others stay in the table that can be exported.
 _COLUMNS: Final = (
@@ -101,6 +101,8 @@ _SPEC: Final = {
         ],
     },
 }
+# What the best is in words, beyond the columns that are sent.
+_REPLICAS: Final = ("encoders", "prefill_replicas", "prefill_batch_size")
 # Digits that are sent of a number: three times what is shown of an estimate.
 _DIGITS: Final = 6
 # How long a page waits for what takes about a second.
@@ -113,12 +115,14 @@ def show(visit: Visit) -> Shown | Redirect:
     if (running := show_running(visit, job_id)) is not None:
         return running
     report = read_search(visit, job_id)
+    best = _best(report)
     simulation = visit.first("simulation")
     content = {
         "job_id": job_id,
         "spec": write_spec(_SPEC, report.best, report.ties),
         "report": report,
-        "best": _best(report),
+        "best": best,
+        "in_words": describe_deployment(best) if best else "",
         "finalists": report.finalists,
         "simulation": simulation,
         "limits": _limits(report),
@@ -229,12 +233,13 @@ def _find_nearest(visit: Visit, report: ServingSearchReport) -> str:
 
 
 def _best(report: ServingSearchReport) -> dict[str, Any]:
-    """Return the row of the best candidate; empty without one."""
+    """Return the row of the best candidate; empty without one. Absent columns are 0."""
     names = list(report.candidates.name)
     if report.best not in names:
         return {}
     place = names.index(report.best)
-    return {name: list(getattr(report.candidates, name))[place] for name in _COLUMNS}
+    columns = {name: getattr(report.candidates, name) for name in (*_COLUMNS, *_REPLICAS)}
+    return {name: column[place] if len(column) else 0 for name, column in columns.items()}
 
 
 def _request(report: ServingSearchReport) -> Mapping[str, Any]:
