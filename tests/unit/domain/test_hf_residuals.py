@@ -205,4 +205,6 @@ def test_a_head_of_eagle_3_is_a_layer_with_features_of_the_model() -> None:
 def test_of_a_file_whose_text_alone_is_read_it_is_said() -> None:
     text = {"model_type": "gemma3n_text", **_CONFIGS["gemma3n_text"]}
     with pytest.raises(InvalidRequestError, match="its text model 'gemma3n_text' alone is"):
-        architecture_of_hf_config({"model_type": "a_model_that_sees", "text_config": text}, "gemma3n")
+        architecture_of_hf_config(
+            {"model_type": "a_model_that_sees", "text_config": text}, "gemma3n"
+        )

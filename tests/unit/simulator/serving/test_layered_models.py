@@ -16,6 +16,7 @@ from foretoken.simulator.serving.feasibility import plan_memories
 
 _FAMILIES = (
     *("deepseek-v3.2", "deepseek-v4-flash", "gemma-4-26b-a4b", "glm-5.2-fp8", "kimi-k3"),
+    *("glm-5.3-flash", "deepseek-v4.1-flash"),
     *("llama-4-scout-17b-16e", "mimo-v2-flash", "minimax-m2.5", "minimax-m3-nvfp4"),
     *("nemotron-3-nano-30b-a3b", "qwen3.5-397b-a17b-nvfp4", "step-3.7-flash", "bloom-176b"),
     *("falcon-mamba-7b", "gemma-4-e2b", "jamba-1.5-mini", "minimax-text-01"),
