@@ -46,7 +46,8 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     | {"adapter_rank": 16},
     "glm5_next_text": {**_TRUNK, **_LATENT, **_EXPERTS, "num_hidden_layers": 6, "hc_mult": 2}
     | {"qk_rope_head_dim": 0, "index_kpool": 4, "first_k_dense_replace": 1}
-    | {"linear_num_heads": 8, "linear_head_dim": 32, "linear_conv_kernel_dim": 4},
+    | {"linear_num_heads": 8, "linear_head_dim": 32, "linear_conv_kernel_dim": 4}
+    | {"head_dim": 0},
     "deepseek_v41_text": {**_TRUNK, "num_hidden_layers": 6, "hc_mult": 2}
     | {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64, "q_lora_rank": 64}
     | {"qk_rope_head_dim": 16, "o_lora_rank": 32, "o_groups": 2, "sliding_window": 64}
@@ -98,6 +99,13 @@ def test_an_indexer_of_glm_5_3_flash_has_a_key_for_a_pool() -> None:
     assert projected == latent.weights[0].total
     pooled = 4 * (64 * 32 + 256) + 32 * (2 * 256 + 4 + 2)
     assert 48 * 8 * (32 + 32) + pooled + 64 + 48 == latent.weights[1].total
+
+
+def test_glm_5_3_flash_says_its_delta_attention_in_either_way() -> None:
+    section = {"num_heads": 8, "head_dim": 32, "short_conv_kernel_size": 4}
+    keys = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    other = _read("glm5_next_text", linear_attn_config=section, **dict.fromkeys(keys))
+    assert _read("glm5_next_text") == other
 
 
 def test_layers_of_deepseek_v4_1_have_what_they_share_once() -> None:

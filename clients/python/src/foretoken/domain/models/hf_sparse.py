@@ -88,15 +88,12 @@ def _glm5_next(reader: ConfigReader) -> Fields:
     # Files say the delta attention in a section, in keys of their own, or both.
     own = reader.section("linear_attn_config")
     own.ignore("kda_layers", "full_attn_layers", "gate_lower_bound")
-    linear = own if reader.has("linear_attn_config") else reader
-    delta = LayerPart(
-        kind="kda",
-        dims={
-            "num_heads": linear.integer("num_heads", "linear_num_heads"),
-            "head_dim": linear.integer("head_dim", "linear_head_dim"),
-            "conv_kernel": linear.integer("short_conv_kernel_size", "linear_conv_kernel_dim"),
-        },
-    )
+    keys = ("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
+    linear = reader
+    if reader.has("linear_attn_config"):
+        linear, keys = own, ("num_heads", "head_dim", "short_conv_kernel_size")
+    sizes = zip(("num_heads", "head_dim", "conv_kernel"), map(linear.integer, keys), strict=True)
+    delta = LayerPart(kind="kda", dims=dict(sizes))
     reader.ignore("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "head_dim")
     reader.ignore("linear_lower_bound", "index_share_for_mtp_iteration", "num_key_value_heads")
     reader.ignore("index_kpool_always_select_tail", "qk_head_dim", "base_model_ep_plan")
