@@ -155,6 +155,10 @@ _TODAY = (
         size="kv_tokens_max",
         heads=("num_heads", "hidden", "compress_ratio"),
     ),
+    _context("pools", "pooled_attention_prefill_module", heads=("num_heads",)),
+    _generation(
+        "pools", "pooled_attention_decode_module", size="kv_tokens_max", heads=("num_heads",)
+    ),
     _context("MSA", "msa_prefill_module", heads=("num_heads",)),
     _generation("MSA", "msa_decode_module", size="kv_tokens_max", heads=("num_heads",)),
     _context("gated delta", "gated_delta_prefill", tokens="num_tokens", heads=_DELTA_HEADS),

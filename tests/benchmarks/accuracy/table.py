@@ -16,6 +16,8 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+# Between texts of a name, and in none of them.
+_BETWEEN = "\x1f"
 _IDENTITY = (
     "operator",
     "device",
@@ -62,7 +64,7 @@ def split_into_tables(rows: pa.Table, min_points: int) -> Iterator[MeasuredTable
     mixes them.
     """
     labels = {name: pc.fill_null(rows[name], "") for name in _IDENTITY}
-    name = pc.binary_join_element_wise(*labels.values(), "|")
+    name = pc.binary_join_element_wise(*labels.values(), _BETWEEN)
     encoded = pc.dictionary_encode(name.combine_chunks())
     codes = encoded.indices.to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")
@@ -70,7 +72,7 @@ def split_into_tables(rows: pa.Table, min_points: int) -> Iterator[MeasuredTable
     found = zip(encoded.dictionary.to_pylist(), bounds, bounds[1:], strict=False)
     for full_name, start, stop in sorted(found):
         part = rows.take(pa.array(np.sort(order[start:stop])))
-        table = _build_table(full_name.split("|"), part)
+        table = _build_table(full_name.split(_BETWEEN), part)
         if table.num_points >= min_points:
             yield table
 
