@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # How long an example takes says how busy the machine is. Few examples where everybody waits for all
 # tests; `make test-slow` draws more of them. Both draw the same at every run: a law that is false
 # once in a thousand draws is found where somebody looks for it, not where another change lands.
-settings.register_profile("suite", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=5)
 settings.register_profile("slow", deadline=None, derandomize=True, max_examples=100)
 # To look: make test-slow PYTEST_ARGS=--hypothesis-profile=fresh
 settings.register_profile("fresh", deadline=None, derandomize=False, max_examples=100)

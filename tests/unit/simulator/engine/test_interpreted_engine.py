@@ -58,6 +58,7 @@ def test_the_engine_interpreted_does_what_it_does_compiled() -> None:
     assert compiled == interpreted
 
 
+@pytest.mark.slow
 def test_a_scheduler_is_one_file(tmp_path: Path) -> None:
     """In a copy of the simulator the one of the documents serves a request after the other."""
     copy = tmp_path / "foretoken" / "simulator"

@@ -105,6 +105,7 @@ def test_layers_of_two_kinds_have_their_own_time_and_bytes() -> None:
     _check_against_simulator(answers, _mixed(answers, 4), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_rounds_of_the_pipeline_are_cut_alike() -> None:
     answers = _answer(build_request(node_groups=_PAIR, virtual_stages=(2, 4))).ranked
     assert answers is not None

@@ -103,6 +103,7 @@ def test_the_best_is_named(
     assert asked.candidates.rank[best] == 1
 
 
+@pytest.mark.slow
 def test_the_best_cut_is_no_slower_than_the_even_one() -> None:
     """Cuts whose longest stage is as long differ by less than 2 %: in what the others wait for."""
     steps = []

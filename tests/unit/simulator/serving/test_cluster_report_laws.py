@@ -101,6 +101,7 @@ def _simulate(scenario: ServingScenario) -> ServingResult:
     return simulate_serving(scenario, _fetch, SilentProgress())
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(scenario=_scenarios())
 def test_a_report_of_a_cluster_adds_up(scenario: ServingScenario) -> None:
@@ -143,6 +144,7 @@ def _check_pools(report: ServingReport) -> None:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(scenario=_scenarios(), pool=st.integers(0, 1))
 def test_a_dearer_pool_costs_more_by_just_its_time(scenario: ServingScenario, pool: int) -> None:

@@ -130,6 +130,7 @@ def test_even_stages_take_what_the_simulator_says(schedule: str, trainer: str) -
 _SENT_ONCE = {"sends_tokens_once": "true", "nodes_per_token": "1", "dispatch_dtype": "fp8"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rules",
     [
@@ -153,6 +154,7 @@ def test_experts_take_what_the_simulator_says(rules: Mapping[str, str]) -> None:
     np.testing.assert_allclose(found, _steps_ms(chosen, everything), rtol=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "tolerance"),
     [
@@ -175,6 +177,7 @@ def test_other_schedules_are_near_the_simulator(schedule: str, tolerance: float)
     np.testing.assert_allclose(_found_ms(found, everything), expected, rtol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_layers", [14, 15])
 def test_chunks_with_the_ends_counted_are_near_the_simulator(num_layers: int) -> None:
     """Two, four or eight chunks a rank, which is 8 or 16 of all: some have no layer at all.

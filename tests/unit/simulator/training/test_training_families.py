@@ -301,6 +301,7 @@ def test_a_family_takes_in_columns_what_the_simulator_says(family: str) -> None:
     assert pytest.approx(simulated_ms, rel=1e-4) == formula_ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3.5", "nemotron 3", "gemma 4", "llama 4"])
 def test_strategies_of_a_family_are_searched(family: str) -> None:
     scenario = _scenario(_FAMILIES[family], sequence_length=2048, device=DEVICE, topology=TOPOLOGY)

@@ -161,6 +161,7 @@ def test_chunks_are_tried_that_cut_the_layers_evenly(model: str, pp: int, tried:
     assert tried == {count for degree, _, count in space.rows_of("virtual_stages") if degree == pp}
 
 
+@pytest.mark.slow
 def test_what_a_framework_lacks_is_counted_and_not_proposed() -> None:
     """Of all weights and ZeRO stages that are open, cut from the space or broken by a strategy."""
     request = _with_space(
@@ -216,6 +217,7 @@ def test_overlaps_that_hide_the_same_are_tried_once() -> None:
     assert {True} == hidden
 
 
+@pytest.mark.slow
 def test_the_best_is_the_best_of_all_simulations() -> None:
     """All of them are simulated, in a space that is small."""
     request = _with_space(tp=(1,), pp=(1, 2), micro_batch_sizes=(2,), zero_stages=(1,))

@@ -47,6 +47,7 @@ def _find(request: TrainingSearchRequest) -> tuple[StrategySensitivity, ...]:
     return search_training(request, RooflinePredictor(), InlineContext()).sensitivities
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["throughput_per_gpu", "step_time", "cost"])
 def test_one_pass_finds_what_asking_for_each_change_finds(objective: str) -> None:
     """Other prices for what is lowered once, and both batches together, are no other question."""
