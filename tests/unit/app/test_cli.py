@@ -62,8 +62,8 @@ def test_standard_output_is_the_result_alone(tmp_path: Path, words: str) -> None
 
 
 def test_an_error_is_one_line_and_a_status(tmp_path: Path) -> None:
-    outcome = _run(tmp_path, "predict", "gem", "m=1", "n=1", "k=1", "--device", "a30")
-    assert (outcome.returncode, outcome.stdout) == (1, "")
+    outcome = _invoke(tmp_path, "predict", "gem", "m=1", "n=1", "k=1", "--device", "a30")
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert outcome.stderr.startswith("error (unknown_operator): unknown operator 'gem'; did you")
     assert len(outcome.stderr.splitlines()) == 1
 

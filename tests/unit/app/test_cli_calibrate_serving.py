@@ -106,6 +106,7 @@ def _sweep(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_sweep_is_compared_run_by_run_and_one_is_picked_by_its_name(tmp_path: Path) -> None:
     sweep = str(_sweep(tmp_path / "sweep.json"))
     requests = tmp_path / "requests.csv"

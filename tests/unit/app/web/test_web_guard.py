@@ -20,8 +20,8 @@ _CHECK = "/v1/catalog/create_check"
 
 
 @pytest.fixture
-def open_web(tmp_path: Path) -> Iterator[WebClient]:
-    with serve_home(tmp_path, services=_SERVICES) as web:
+def open_web(home_path: str) -> Iterator[WebClient]:
+    with serve_home(Path(home_path), services=_SERVICES) as web:
         yield web
 
 
