@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from serving_fakes import build_scenario
 
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.cluster import (
     AutoscalingSpec,
@@ -77,6 +78,20 @@ def test_a_cache_is_counted_once_however_many_devices_keep_it() -> None:
     for layout in (ParallelLayout(), ParallelLayout(tp=4), ParallelLayout(pp=2)):
         scenario = _disaggregated(layout, model=find_model("llama-3-8b"), device="h200_sxm")
         assert _set_up(scenario).kv_transfer.bytes_per_token == 32 * 2 * 8 * 128 * 2
+
+
+def test_a_cache_is_counted_once_however_many_ranks_split_contexts() -> None:
+    whole, split = (
+        _disaggregated(
+            ParallelLayout(tp=8),
+            model=find_model("deepseek-v3"),
+            device="h200_sxm",
+            engine=EngineSpec(profile="plain", rules={"decode_context_parallel": degree}),
+        )
+        for degree in ("1", "8")
+    )
+    sent = [_set_up(each).kv_transfer.bytes_per_token for each in (whole, split)]
+    assert sent[0] == sent[1] > 0
 
 
 def test_layers_with_a_window_send_what_is_in_it() -> None:

@@ -127,7 +127,8 @@ def _plan_apart(
 
 def whole_memory(scenario: ServingScenario) -> ServingMemory:
     """Return the memory of the model on one device: what it keeps of a request counts once."""
-    engine = replace(scenario.engine, rules={**scenario.engine.rules, "ffn_devices": "0"})
+    rules = {**scenario.engine.rules, "ffn_devices": "0", "decode_context_parallel": "1"}
+    engine = replace(scenario.engine, rules=rules)
     alone = replace(scenario, layout=ParallelLayout(), engine=engine)
     [memory] = plan_memories(alone, alone.resolve_engine())
     return memory
