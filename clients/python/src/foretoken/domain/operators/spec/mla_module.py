@@ -18,8 +18,8 @@ MODULE_DIMS = (
     Dim("v_head_dim", "features of a head's value"),
 )
 # Four products and what quantises before each, two norms, the rotation, the key put together (2),
-# the write to the cache and the attention. Source: SGLang 0.5.9, srt/models/deepseek_v2.py
-# (forward_normal).
+# the write to the cache and the attention. Source: SGLang 0.5.9, srt/models/deepseek_common/
+# attention_forward_methods/forward_mha.py (forward_normal_prepare, forward_normal_core).
 LAUNCHES_OF_MLA = 15
 # DeepSeek-V3's, and small ones to try.
 FULL_WIDTHS = {
