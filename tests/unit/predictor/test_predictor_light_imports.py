@@ -26,6 +26,16 @@ from foretoken.predictor.regression.light_imports import nearest_tree
 assert isinstance(nearest_tree([[0.0], [1.0]]), scipy.spatial.cKDTree)
 assert scipy.optimize.nnls([[1.0]], [2.0])[0] == [2.0]
 """
+# Where scipy's parts are not where they were: what is None cannot be imported.
+_ELSEWHERE = """
+import sys
+import numpy as np
+import scipy.optimize, scipy.spatial
+from foretoken.predictor.regression import light_imports
+sys.modules[light_imports.FIT_MODULE] = sys.modules[light_imports.TREE_MODULE] = None
+assert isinstance(light_imports.nearest_tree([[0.0], [1.0]]), scipy.spatial.cKDTree)
+print(light_imports.fit_not_negative(np.array([[2.0]]), np.array([3.0])))
+"""
 
 
 @pytest.mark.parametrize(("is_ours", "loaded"), [(True, []), (False, ["pandas"])])
@@ -48,6 +58,13 @@ def test_factors_are_those_of_scipy() -> None:
         np.testing.assert_array_equal(expected, fit_not_negative(rows, wanted))
         np.testing.assert_array_equal(own[0], rows)
         np.testing.assert_array_equal(own[1], wanted)
+
+
+def test_packages_answer_where_their_parts_are_elsewhere() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ELSEWHERE], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[1.5]\n"
 
 
 def test_factors_are_refused_where_a_number_is_none_or_there_is_no_time() -> None:

@@ -1,8 +1,8 @@
 """Parts of large libraries without the rest: a third of a second less where models are trained.
 
 Packages import all that they offer: scipy's for a search of neighbours or a fit without negative
-numbers its statistics and transforms, LightGBM pandas. Where a part is not where it was the package
-is imported as its users do.
+numbers its statistics and transforms, LightGBM pandas. Where a release of scipy has a part
+elsewhere the package is imported as its users do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from foretoken.predictor.roofline import FloatColumn
 
 TREE_MODULE = "scipy.spatial._ckdtree"
-_FIT_MODULE = "scipy.optimize._slsqplib"
+FIT_MODULE = "scipy.optimize._slsqplib"
 # What the compiled fit says where its rounds did not do.
 _TOO_MANY_ROUNDS = 3
 _PANDAS = "pandas"
@@ -61,13 +61,12 @@ def fit_not_negative(rows: Matrix, wanted: FloatColumn, max_rounds: int = 0) -> 
 
     """
     max_rounds = max_rounds or 3 * rows.shape[1]
+    rows, wanted = (np.ascontiguousarray(np.asarray_chkfinite(a), float) for a in (rows, wanted))
     try:
-        fit = _load_part(_FIT_MODULE).nnls
-    except (ImportError, AttributeError):
+        solution, _, problem = _load_part(FIT_MODULE).nnls(rows, wanted, max_rounds)
+    except (ImportError, AttributeError, TypeError):  # Another release has or calls it otherwise.
         solution, _ = import_module("scipy.optimize").nnls(rows, wanted, maxiter=max_rounds)
         return np.asarray(solution)
-    rows, wanted = (np.ascontiguousarray(np.asarray_chkfinite(a), float) for a in (rows, wanted))
-    solution, _, problem = fit(rows, wanted, max_rounds)
     if problem == _TOO_MANY_ROUNDS:
         raise RuntimeError("no factors were found in time")
     return np.asarray(solution)
