@@ -11,23 +11,16 @@ from training_search_reports import build_training_search
 
 from foretoken.page.block import Column, Page, Table
 from foretoken.page.html import render
-from foretoken.simulator.report.page import (
-    capacity_sections,
-    render_page,
-    search_sections,
-    training_search_sections,
-)
+from foretoken.simulator.report.page import render_page, result_sections
 
 pytestmark = pytest.mark.slow
 
 _HOSTILE = "<img src=x onerror=alert(1)>"
 
 _PAGES: dict[str, Callable[[], str]] = {
-    "capacity": lambda: render_page(_HOSTILE, capacity_sections(build_capacity())),
-    "search": lambda: render_page(_HOSTILE, search_sections(build_search(_HOSTILE))),
-    "training": lambda: render_page(
-        "strategies", training_search_sections(build_training_search(_HOSTILE))
-    ),
+    "capacity": lambda: render_page(_HOSTILE, result_sections(build_capacity())),
+    "search": lambda: render_page(_HOSTILE, result_sections(build_search(_HOSTILE))),
+    "training": lambda: render_page("strategies", result_sections(build_training_search(_HOSTILE))),
 }
 
 

@@ -14,7 +14,7 @@ from foretoken.domain.results.report import (
 )
 from foretoken.page.section import Section
 from foretoken.simulator.perfetto import serving_trace
-from foretoken.simulator.report.page import render_page, serving_sections
+from foretoken.simulator.report.page import render_page, result_sections
 from foretoken.simulator.report.serving_cluster import cluster_sections
 from foretoken.simulator.serving.outcome import build_report
 from foretoken.simulator.serving.step_cost import StepAccount
@@ -53,7 +53,7 @@ def report() -> ServingReport:
 @pytest.fixture(scope="module")
 def sections(report: ServingReport) -> list[Section]:
     """Return what the page of that report has."""
-    return list(serving_sections([report]))
+    return list(result_sections(report))
 
 
 def _section(sections: list[Section], title: str) -> Section:
@@ -106,7 +106,7 @@ def test_pools_that_do_all_of_a_request_move_no_caches(
     )
     changed = replace(report, pools=aggregated, transfer_ms=Percentiles())
     found = []
-    for shown in (sections, serving_sections([changed])):
+    for shown in (sections, result_sections(changed)):
         tables = [section.table for section in shown if section.table]
         rows = [str(row[0]) for table in tables for row in table.rows]
         found.append(sum("KV transfer" in name for name in rows))

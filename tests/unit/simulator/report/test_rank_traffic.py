@@ -9,7 +9,7 @@ from training_examples import build_training
 from foretoken.domain.results.training_report import TrafficColumns, TrainingReport
 from foretoken.domain.units import GIB
 from foretoken.page.section import Section
-from foretoken.simulator.report.page import training_sections
+from foretoken.simulator.report.page import result_sections
 from foretoken.simulator.report.rank_traffic import (
     traffic_map,
     traffic_section,
@@ -35,10 +35,10 @@ def section() -> Section:
 
 
 def test_cells_are_found_again() -> None:
-    found = traffic_map(_TRAFFIC, 8)
-    assert found.num_devices == 4
-    assert list(found.by_axis) == ["tp", "pp"]
-    assert found.total.tolist() == [[8 * GIB, GIB], [3 * GIB, 0.0]]
+    num_devices, sent = traffic_map(_TRAFFIC, 8)
+    assert num_devices == 4
+    assert list(sent) == ["all", "tp", "pp"]
+    assert sent["all"].tolist() == [[8 * GIB, GIB], [3 * GIB, 0.0]]
 
 
 def test_the_table_counts_bytes_by_axis(section: Section) -> None:
@@ -74,7 +74,7 @@ def test_a_step_on_one_device_has_no_such_section() -> None:
 
 def test_a_page_has_the_section() -> None:
     step = TrainingReport(num_devices=8, step_time_ms=1.0, traffic=_TRAFFIC)
-    assert "Traffic between devices" in [item.title for item in training_sections(step)]
+    assert "Traffic between devices" in [item.title for item in result_sections(step)]
 
 
 def test_a_picture_of_its_own_is_written(tmp_path: Path) -> None:

@@ -11,19 +11,20 @@ from training_examples import build_training, infeasible_training
 from foretoken.domain.measurements.estimate import Provenance
 from foretoken.page.block import Value
 from foretoken.page.section import Section
-from foretoken.simulator.report.page import render_page, serving_sections, training_sections
+from foretoken.simulator.report.page import render_page, result_sections
 from foretoken.simulator.report.palette import OF_PROVENANCE
+from foretoken.simulator.report.serving_sections import serving_sections
 
 
 @pytest.fixture(scope="module")
 def serving_page() -> str:
     reports = [build_serving(rate) for rate in (4.0, 1.0, 2.0)]
-    return render_page("llama-3-8b on a30", serving_sections(reports))
+    return render_page("llama-3-8b on a30", result_sections(*reports))
 
 
 @pytest.fixture(scope="module")
 def training_page() -> str:
-    return render_page("llama-2-7b on 2 a100", training_sections(build_training()))
+    return render_page("llama-2-7b on 2 a100", result_sections(build_training()))
 
 
 @pytest.mark.parametrize("name", ["serving_page", "training_page"])
@@ -71,13 +72,13 @@ def test_a_serving_page_shows_loads_in_order_with_what_they_rest_on(serving_page
 
 
 def test_one_load_has_no_curve_against_load() -> None:
-    titles = [section.title for section in serving_sections([build_serving(1.0)])]
+    titles = [section.title for section in result_sections(build_serving(1.0))]
     assert "Latency against load" not in titles
     assert "Distributions" in titles
 
 
 def test_what_cannot_run_says_why_and_nothing_else() -> None:
-    sections = training_sections(infeasible_training())
+    sections = result_sections(infeasible_training())
     assert ["Training step", "Configuration"] == [section.title for section in sections]
     assert "3 does not divide the 32 heads" in sections[0].warning
 
@@ -94,7 +95,7 @@ def test_text_is_escaped() -> None:
 
 
 def test_the_same_report_gives_the_same_page(training_page: str) -> None:
-    again = render_page("llama-2-7b on 2 a100", training_sections(build_training()))
+    again = render_page("llama-2-7b on 2 a100", result_sections(build_training()))
     assert training_page == again
 
 

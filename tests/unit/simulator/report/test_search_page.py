@@ -13,7 +13,7 @@ from foretoken.domain.requests.search import (
     LimitOutcome,
     ServingSearchReport,
 )
-from foretoken.simulator.report.page import capacity_sections, render_page, search_sections
+from foretoken.simulator.report.page import render_page, result_sections
 from foretoken.simulator.report.search_candidates import (
     best_of_layouts,
     candidate_rows,
@@ -34,7 +34,7 @@ _TWO_POOLS = (
 
 
 def _page(report: ServingSearchReport) -> str:
-    return without_scripts(render_page("llama", search_sections(report)))
+    return without_scripts(render_page("llama", result_sections(report)))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def pages() -> dict[str, str]:
     return {
         "search": _page(build_search()),
         "hostile": _page(build_search(_HOSTILE)),
-        "capacity": without_scripts(render_page("llama", capacity_sections(build_capacity()))),
+        "capacity": without_scripts(render_page("llama", result_sections(build_capacity()))),
     }
 
 
@@ -175,7 +175,7 @@ def test_nothing_qualifies_is_said_and_the_reasons_stay() -> None:
     names = CandidateColumns.__dataclass_fields__
     left = CandidateColumns(**{name: [row[name] for row in rows] for name in names})
     empty = replace(report, candidates=left, finalists=(), sensitivities=(), best="", ties=())
-    sections = search_sections(empty)
+    sections = result_sections(empty)
     assert "No deployment of this space meets the targets" in sections[0].warning
     titles = [section.title for section in sections]
     expected = ["The best deployment", "Throughput, speed and cost", "Where points failed"]
@@ -183,7 +183,7 @@ def test_nothing_qualifies_is_said_and_the_reasons_stay() -> None:
 
 
 def test_a_search_of_nothing_is_a_page() -> None:
-    titles = [section.title for section in search_sections(ServingSearchReport())]
+    titles = [section.title for section in result_sections(ServingSearchReport())]
     assert ["The best deployment", "Request"] == titles
 
 
@@ -270,11 +270,11 @@ def test_a_capacity_says_the_rate_its_bounds_and_every_run(pages: dict[str, str]
 
 def test_a_capacity_warns_of_its_notes() -> None:
     report = replace(build_capacity(), notes=("the workload is short",))
-    text = parse_page(render_page("llama", capacity_sections(report))).text
+    text = parse_page(render_page("llama", result_sections(report))).text
     assert "The workload is short." in text
 
 
 def test_no_capacity_says_why() -> None:
-    sections = capacity_sections(build_no_capacity())
+    sections = result_sections(build_no_capacity())
     assert "There is no rate: the model needs 140 GiB of 80 GiB." == sections[0].warning
     assert ["Capacity", "Configuration"] == [section.title for section in sections]

@@ -16,7 +16,7 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
-from foretoken.simulator.report.page import render_page, serving_sections
+from foretoken.simulator.report.page import render_page, result_sections
 from foretoken.simulator.report.serving_detail import distributions
 from foretoken.simulator.report.serving_timeline import timeline, waterfall
 from foretoken.simulator.serving.outcome import build_report
@@ -71,7 +71,7 @@ def _build(gap_ms: int) -> ServingReport:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    page = render_page("llama-3-8b on h100_sxm", serving_sections([_build(20), _build(90)]))
+    page = render_page("llama-3-8b on h100_sxm", result_sections(_build(20), _build(90)))
     return without_scripts(page)
 
 
@@ -108,9 +108,9 @@ def test_refused_requests_say_why(page: str) -> None:
 
 def test_a_run_of_refusals_only_says_so() -> None:
     refused = ServingReport(num_requests=3, num_refused_by_reason={"exceeds_kv_cache": 3})
-    titles = [section.title for section in serving_sections([refused])]
+    titles = [section.title for section in result_sections(refused)]
     assert ["Serving", "Requests that were not served"] == titles[:2]
-    assert "No request could be served." == serving_sections([refused])[0].warning
+    assert "No request could be served." == result_sections(refused)[0].warning
 
 
 def test_prices_and_memory_are_told(page: str) -> None:
@@ -124,7 +124,7 @@ def test_without_prices_there_is_no_word_of_them() -> None:
     report = _build(20)
     free = {item.name: 0.0 for item in fields(report) if "usd" in item.name}
     report = replace(report, **free, power_w_mean=0.0)
-    plain = without_scripts(render_page("", serving_sections([report])))
+    plain = without_scripts(render_page("", result_sections(report)))
     assert "USD" not in plain
     assert "power (W)" not in plain
 

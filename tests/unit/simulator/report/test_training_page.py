@@ -15,7 +15,7 @@ from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
 from foretoken.page.block import Chart
 from foretoken.page.section import Section
 from foretoken.simulator.report import training_detail
-from foretoken.simulator.report.page import render_page, training_sections
+from foretoken.simulator.report.page import render_page, result_sections
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.question import list_remarks, scenario_section
 from foretoken.simulator.training.stream_spans import (
@@ -29,7 +29,7 @@ from foretoken.simulator.training.stream_spans import (
 @pytest.fixture(scope="module")
 def sections() -> Mapping[str, Section]:
     """What a page has, by title."""
-    return {section.title: section for section in training_sections(build_training())}
+    return {section.title: section for section in result_sections(build_training())}
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_remarks_have_advice_once_and_what_is_between_backticks_is_code() -> Non
     report = build_training()
     full = replace(report.memory[0], advice="`recompute: full` helps most")
     told = replace(report, memory=(full, full), notes=("a < b",))
-    page = render_page("title", training_sections(told))
+    page = render_page("title", result_sections(told))
     assert page.count("<code>recompute: full</code> helps most") == 1
     assert "a &lt; b" in page
     reason = Feasibility(is_feasible=False, reason="too much; `recompute: full` helps most")

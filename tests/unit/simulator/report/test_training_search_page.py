@@ -17,8 +17,8 @@ from foretoken.domain.requests.training_search import (
 )
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.simulator.report.fronts import training_fronts_section
-from foretoken.simulator.report.page import render_page, training_search_sections
-from foretoken.simulator.report.search_candidates import ranked_rows
+from foretoken.simulator.report.page import render_page, result_sections
+from foretoken.simulator.report.search_candidates import list_rows, ranked_rows
 from foretoken.simulator.report.training_search_rows import (
     best_by_objective,
     best_of_layouts,
@@ -34,7 +34,6 @@ from foretoken.simulator.report.training_search_rows import (
     report_rows,
     split_step,
     strategies_per_s,
-    strategy_rows,
 )
 from foretoken.simulator.report.training_search_space import maps_section, placed_stages
 
@@ -42,7 +41,7 @@ _HOSTILE = ' <b>&"$x$'
 
 
 def _page(report: TrainingSearchReport) -> str:
-    return without_scripts(render_page("llama", training_search_sections(report)))
+    return without_scripts(render_page("llama", result_sections(report)))
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +138,7 @@ def test_nothing_fits_is_said_and_the_reasons_stay() -> None:
         ties=(),
         notes=(),
     )
-    sections = training_search_sections(report)
+    sections = result_sections(report)
     assert "No strategy of this space can run and has the memory" in sections[0].warning
     titles = [section.title for section in sections]
     assert titles == ["The best strategy", "Every strategy, counted", "Request"]
@@ -152,7 +151,7 @@ def test_a_change_that_has_nothing_to_compare_with_is_listed_and_not_drawn() -> 
     )
     report = build_training_search()
     drawn, listed = (
-        next(section for section in training_search_sections(each) if section.title == "What if")
+        next(section for section in result_sections(each) if section.title == "What if")
         for each in (report, replace(report, sensitivities=(changed,)))
     )
     assert (1, 0) == (len(drawn.pictures), len(listed.pictures))
@@ -161,7 +160,7 @@ def test_a_change_that_has_nothing_to_compare_with_is_listed_and_not_drawn() -> 
 
 
 def test_a_search_of_nothing_is_a_page() -> None:
-    titles = [section.title for section in training_search_sections(TrainingSearchReport())]
+    titles = [section.title for section in result_sections(TrainingSearchReport())]
     assert titles == ["The best strategy", "Every strategy, counted", "Request"]
 
 
@@ -205,7 +204,7 @@ def test_the_closed_form_is_held_to_the_simulation() -> None:
 
 def test_a_row_that_is_the_best_by_several_measures_is_there_once() -> None:
     columns = StrategyColumns(name=("a", "b"), rank=(1, 2), usd_per_step=(0.0, 1.0))
-    rows = ranked_rows(strategy_rows(columns))
+    rows = ranked_rows(list_rows(columns))
     best = {"throughput_per_gpu": "a", "step_time": "a", "cost": "b", "memory_headroom": "lost"}
     found = best_by_objective(TrainingSearchReport(best=best), rows)
     assert [("tokens/s per GPU, shortest step", "a"), ("least cost per token", "b")] == [
@@ -215,9 +214,9 @@ def test_a_row_that_is_the_best_by_several_measures_is_there_once() -> None:
 
 def test_what_has_no_rank_is_left_out_and_the_others_are_in_order() -> None:
     columns = StrategyColumns(name=("a", "b", "c", "d"), rank=(0, 1, 1, 3))
-    found = ranked_rows(strategy_rows(replace(columns, rank=(0, 3, 1, 1))))
+    found = ranked_rows(list_rows(replace(columns, rank=(0, 3, 1, 1))))
     assert [("c", 1), ("d", 1), ("b", 3)] == [(row["name"], row["rank"]) for row in found]
-    assert ["b", "c", "d"] == [row["name"] for row in ranked_rows(strategy_rows(columns))]
+    assert ["b", "c", "d"] == [row["name"] for row in ranked_rows(list_rows(columns))]
 
 
 def test_the_best_is_what_the_simulation_says() -> None:
@@ -261,12 +260,12 @@ def test_of_each_layout_the_best_is_kept() -> None:
         placement=("", "", "", "a30,a30"),
     )
     assert ["a", "c", "d"] == [
-        row["name"] for row in best_of_layouts(ranked_rows(strategy_rows(columns)))
+        row["name"] for row in best_of_layouts(ranked_rows(list_rows(columns)))
     ]
 
 
 def test_choices_are_told_where_there_are_any() -> None:
-    (row,) = strategy_rows(
+    (row,) = list_rows(
         StrategyColumns(
             name=("a",),
             rank=(1,),
@@ -299,7 +298,7 @@ def test_a_whole_run_is_of_whole_steps() -> None:
     table = best_table(report, rows, 2.0 * 10 * 4096 + 1)
     figures = [table.values(name) for name in ("num_steps", "days", "usd")]
     assert {(3, 0.003, 1.5)} == set(zip(*figures, strict=True))
-    page = render_page("run", training_search_sections(report, 2.0e9))
+    page = render_page("run", result_sections(report, num_tokens=2.0e9))
     text = parse_page(page).text
     # 2e9 / (64 * 4096) and one begun.
     assert "7,630" in text
@@ -341,7 +340,7 @@ def test_devices_of_a_placement_are_counted_in_nodes() -> None:
         placement=("", "2 x a30,1 x a100"),
     )
     expected = ["1,024 a30", "24 devices in nodes: 2 a30 + 1 a100"]
-    assert expected == [describe_devices(row) for row in ranked_rows(strategy_rows(columns))]
+    assert expected == [describe_devices(row) for row in ranked_rows(list_rows(columns))]
 
 
 def test_strategies_are_counted_by_the_second_of_the_closed_form() -> None:

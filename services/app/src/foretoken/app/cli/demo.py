@@ -48,12 +48,7 @@ def demo(
     Ctrl-C. That takes one to three minutes.
     """
     # Pages take long to load, which no other command should wait for.
-    from foretoken.simulator.report.page import (
-        render_page,
-        search_sections,
-        serving_sections,
-        training_sections,
-    )
+    from foretoken.simulator.report.page import render_page, result_sections
 
     state = state_of(context)
     signal.signal(signal.SIGTERM, _stop)
@@ -68,9 +63,9 @@ def demo(
             outcome = run_demo(services.foretoken(*SERVICES), show_progress)
         note("all services stopped")
     _show_outcome(state, outcome)
-    sections = [*serving_sections(outcome.serving), *training_sections(outcome.training_step)]
+    sections = [*result_sections(*outcome.serving), *result_sections(outcome.training_step)]
     if answers is not None:
-        asked = [*search_sections(answers.deployments), *training_sections(answers.step)]
+        asked = [*result_sections(answers.deployments), *result_sections(answers.step)]
         sections = [*asked, *sections]
     page = render_page("Foretoken demo", sections)
     report.write_text(page, encoding="utf-8")

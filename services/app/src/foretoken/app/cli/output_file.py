@@ -75,7 +75,8 @@ def write_page(path: Path, title: str, sections: Sequence[Section], *echoes: Ech
     from foretoken.simulator.report.page import render_page
     from foretoken.simulator.report.question import with_echo
 
-    page = render_page(title, with_echo(sections, *echoes))
+    lines = (line for echo in echoes for line in echo.lines())
+    page = render_page(title, with_echo(sections, lines))
     path.write_text(page, encoding="utf-8")
     note(f"page written to {path}")
 

@@ -67,9 +67,9 @@ def capacity(
             report.echo,
         )
         if out is not None:
-            from foretoken.simulator.report.page import capacity_sections
+            from foretoken.simulator.report.page import result_sections
 
-            write_page(out, title, capacity_sections(report))
+            write_page(out, title, result_sections(report))
         leave_unless(report.feasibility.is_feasible and report.capacity_rps > 0)
 
 

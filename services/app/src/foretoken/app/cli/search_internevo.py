@@ -253,9 +253,9 @@ def _write(
         write_columns(report.candidates, answer.export)
         note(f"{len(report.candidates.name):,} strategies written to {answer.export}")
     if answer.page is not None:
-        from foretoken.simulator.report.page import training_search_sections
+        from foretoken.simulator.report.page import result_sections
 
-        sections = training_search_sections(report)
+        sections = result_sections(report)
         if verdicts is not None:
             sections.append(comparison_section(report, report_rows(report), verdicts))
         write_page(answer.page, title, sections)

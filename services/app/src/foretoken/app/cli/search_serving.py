@@ -308,9 +308,9 @@ def _write(report: ServingSearchReport, title: str, results: ResultOptions) -> N
         write_columns(report.candidates, results.candidates)
         note(f"candidates written to {results.candidates}")
     if results.out is not None:
-        from foretoken.simulator.report.page import search_sections
+        from foretoken.simulator.report.page import result_sections
 
-        write_page(results.out, title, search_sections(report))
+        write_page(results.out, title, result_sections(report))
     met = [finalist.is_met for finalist in report.finalists]
     leave_unless(bool(report.best) and (any(met) or not met))
     if results.generate is not None:

@@ -423,6 +423,6 @@ def _write(
         write_fasop(report, results.fasop, num_tokens)
         note(f"{len(report.candidates.name):,} strategies written to {results.fasop}")
     if results.page is not None:
-        from foretoken.simulator.report.page import training_search_sections
+        from foretoken.simulator.report.page import result_sections
 
-        write_page(results.page, title, training_search_sections(report, num_tokens))
+        write_page(results.page, title, result_sections(report, num_tokens=num_tokens))

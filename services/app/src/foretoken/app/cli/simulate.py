@@ -113,10 +113,10 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
 def _write_serving_page(
     path: Path, scenario: ServingScenario, reports: Sequence[ServingReport]
 ) -> None:
-    from foretoken.simulator.report.page import serving_sections
+    from foretoken.simulator.report.page import result_sections
 
     title = f"{scenario.model.name} on {scenario.device}"
-    write_page(path, title, serving_sections(reports))
+    write_page(path, title, result_sections(*reports))
 
 
 def _loads(
@@ -248,10 +248,10 @@ def training(  # noqa: PLR0913, PLR0917 - the parameters are the command's optio
 
 
 def _write_page(path: Path, scenario: TrainingScenario, report: TrainingReport) -> None:
-    from foretoken.simulator.report.page import training_sections
+    from foretoken.simulator.report.page import result_sections
 
     title = f"{scenario.model.name} on {scenario.layout.num_devices} {scenario.device}"
-    write_page(path, title, training_sections(report))
+    write_page(path, title, result_sections(report))
 
 
 def _write_heat_map(path: Path, report: TrainingReport) -> None:

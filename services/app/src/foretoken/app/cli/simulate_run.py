@@ -83,9 +83,9 @@ def run(
         if report.job_id:
             note_jobs((report.job_id,))
         if html is not None:
-            from foretoken.simulator.report.page import training_run_sections
+            from foretoken.simulator.report.page import result_sections
 
-            write_page(html, _title(request, report), training_run_sections(report))
+            write_page(html, _title(request, report), result_sections(report))
         is_in_time = not request.target_days or report.target_devices > 0
         leave_unless(report.feasibility.is_feasible and is_in_time)
 

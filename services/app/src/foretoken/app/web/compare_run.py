@@ -55,7 +55,7 @@ def compare_run(visit: Visit, given: Mapping[str, str], upload: Upload) -> Valid
         headline = validations[0].findings[0].text
         if len(runs) > 1:
             headline = f"{len(runs)} loads; {runs[0].name}: {headline}"
-    page = render_page(f"{title}: measured and simulated", with_echo(sections, report.echo))
+    page = render_page(f"{title}: measured and simulated", with_echo(sections, report.echo.lines()))
     found = Validation(
         kind="serving", title=title, headline=headline, file_name=upload.name, learned=learned
     )

@@ -67,7 +67,7 @@ def compare_steps(visit: Visit, given: Mapping[str, str], upload: Upload) -> Val
             learned = section.listing
             sections.insert(1, section)
     title = f"{scenario.model.name} on {scenario.layout.num_devices} {scenario.device}"
-    page = render_page(f"{title}: measured and simulated", with_echo(sections, report.echo))
+    page = render_page(f"{title}: measured and simulated", with_echo(sections, report.echo.lines()))
     found = Validation(
         kind="training",
         title=title,

@@ -11,7 +11,7 @@ from foretoken.page.chart import Plot, Rule
 from foretoken.page.curve import draw_intervals
 from foretoken.page.section import Section
 from foretoken.simulator.report.palette import describe_interval
-from foretoken.simulator.report.question import configuration_section, sentence, with_echo
+from foretoken.simulator.report.question import configuration_section, sentence
 from foretoken.simulator.report.search_candidates import limits_of, missed_outcomes
 from foretoken.simulator.report.search_finalists import load_charts
 from foretoken.simulator.report.serving_sections import serving_sections
@@ -28,8 +28,8 @@ def capacity_sections(report: CapacityReport) -> list[Section]:
         sections += [*_load_sections({"run": report}, remark, rules), _probes(report.probes)]
     if report.capacity_rps > 0:
         at_capacity = serving_sections([report.at_capacity])
-        return with_echo([*sections, *at_capacity], report.echo)
-    return with_echo([*sections, configuration_section(report.scenario_json)], report.echo)
+        return [*sections, *at_capacity]
+    return [*sections, configuration_section(report.scenario_json)]
 
 
 def capacity_charts(reports: Mapping[str, CapacityReport]) -> list[Section]:

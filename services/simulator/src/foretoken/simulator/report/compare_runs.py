@@ -115,7 +115,7 @@ def _figures_of_best(
     reports: Sequence[ServingSearchReport | TrainingSearchReport],
 ) -> list[Figure]:
     """Return the figures of the candidate that each search ranks first; None where none does."""
-    ranked = (ranked_rows(list_rows(report.candidates, ("name",))) for report in reports)
+    ranked = (ranked_rows(list_rows(report.candidates)) for report in reports)
     rows = [next(iter(found), None) for found in ranked]
     first = next((row for row in rows if row is not None), None)
     if first is None:

@@ -1,6 +1,7 @@
 """The charts of several searches next to each other: fronts, the best of each, ranks."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -36,6 +37,7 @@ _NUM_BEST = 10
 # More points of a search than this make a page slow to open; the rest are left out evenly.
 _MAX_POINTS = 1000
 _SEARCH = "_search"
+_BATCH = "global_batch_size"
 _Finalist = TypeVar("_Finalist", Finalist, StrategyFinalist)
 
 
@@ -63,13 +65,12 @@ def search_charts(reports: Reports) -> list[Section]:
         labels={},
         is_line_by_group=True,
     )
-    fronts = [replace(front, bounds=None) for front in of_kind]
     sections = [
         Section(
             title="Pareto fronts",
             intro="Every point is a candidate that qualifies, in the colour of its search; a line"
             " goes through those on the front of their search.",
-            pictures=front_charts(fronts, drawn, looks),
+            pictures=front_charts(of_kind, drawn, looks),
         ),
         _best(rows, ranked, throughput),
     ]
@@ -132,34 +133,30 @@ def name_alike(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
     A search names a device, a number of devices or a batch only where it varies them. What one
     search names, all do here.
     """
-    axes = {word for found in rows.values() for row in found for word in _named_axes(row)}
+    axes = {
+        axis
+        for found in rows.values()
+        for row in found
+        for axis, word in _words(row).items()
+        if f" {word} " in f" {row['name']} "
+    }
     return {
         label: [{**row, "name": _tell(row, axes)} for row in found] for label, found in rows.items()
     }
 
 
 def _words(row: Row) -> dict[str, str]:
-    """Return how a name tells each of what it may leave out; nothing of what has none."""
-    words = {
-        "device": "" if row["placement"] else str(row["device"]),
-        "num_devices": f"{row['num_devices']:.0f} devices",
-        "global_batch_size": f"gbs{row['global_batch_size']:.0f}",
-    }
-    return {axis: word for axis, word in words.items() if word}
+    """Return how a name tells each of what it may leave out; placed stages have no device."""
+    device = {} if row["placement"] else {"device": str(row["device"])}
+    num_devices = f"{row['num_devices']:.0f} devices"
+    return {**device, "num_devices": num_devices, _BATCH: f"gbs{row[_BATCH]:.0f}"}
 
 
-def _named_axes(row: Row) -> set[str]:
-    padded = f" {row['name']} "
-    return {axis for axis, word in _words(row).items() if f" {word} " in padded}
-
-
-def _tell(row: Row, axes: set[str]) -> str:
+def _tell(row: Row, axes: Collection[str]) -> str:
     words, name = _words(row), f" {row['name']} "
-    for axis in _named_axes(row):
-        name = name.replace(f" {words[axis]} ", " ", 1)
-    parts = name.split()
-    if "global_batch_size" in axes:
-        after = next((n + 1 for n, part in enumerate(parts) if part.startswith("mbs")), len(parts))
-        parts.insert(after, words["global_batch_size"])
-    first = [words[axis] for axis in ("device", "num_devices") if axis in axes and axis in words]
-    return " ".join([*first, *parts])
+    for word in words.values():
+        name = name.replace(f" {word} ", " ", 1)
+    if _BATCH in axes:
+        name = re.sub(r" mbs\S+", rf"\g<0> {words[_BATCH]}", name)
+    first = [word for axis, word in words.items() if axis in axes and axis != _BATCH]
+    return " ".join([*first, name.strip()])

@@ -1,44 +1,28 @@
-"""The sections of a page that sets several runs side by side."""
+"""The tables of a page that sets several runs side by side."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from math import log
-from typing import Any
 
 from foretoken.domain.metrics.metric import Figure
-from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
-from foretoken.domain.requests.training_run import TrainingRunReport
-from foretoken.domain.requests.training_search import TrainingSearchReport
-from foretoken.domain.results.report import ServingReport
-from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.block import Column, Table
 from foretoken.page.section import Section
-from foretoken.simulator.report.capacity_sections import capacity_charts
 from foretoken.simulator.report.compare_runs import (
     ComparedRun,
     compare_figures,
     configuration_of,
     list_changes,
-    list_echoes,
     list_remarks,
     list_warnings,
     shorten,
 )
-from foretoken.simulator.report.compare_search import search_charts
-from foretoken.simulator.report.question import with_lines
-from foretoken.simulator.report.serving_sections import serving_charts
-from foretoken.simulator.report.training_detail import step_sections
-from foretoken.simulator.report.training_run_sections import training_run_charts
 
 # Longer values of a configuration are cut.
 _MAX_LETTERS = 80
 
 
-def compare_sections(runs: Sequence[ComparedRun]) -> list[Section]:
-    """Return the runs, what differs in what was asked and in what came of it, and charts."""
-    # All runs are of one kind.
-    charts = _CHARTS[type(runs[0].report)]({run.label: run.report for run in runs})
-    sections = [_overview(runs), _changes(runs), _figures(runs), *charts]
-    return with_lines(sections, list_echoes(runs))
+def compare_tables(runs: Sequence[ComparedRun]) -> list[Section]:
+    """Return the runs, what differs in what was asked and in what came of it."""
+    return [_overview(runs), _changes(runs), _figures(runs)]
 
 
 def _overview(runs: Sequence[ComparedRun]) -> Section:
@@ -76,17 +60,6 @@ def _changes(runs: Sequence[ComparedRun]) -> Section:
         if rows
         else None,
     )
-
-
-# The charts of a kind of results, by the reports' labels.
-_CHARTS: Mapping[type, Callable[[Any], list[Section]]] = {
-    TrainingReport: step_sections,
-    TrainingRunReport: training_run_charts,
-    ServingReport: serving_charts,
-    CapacityReport: capacity_charts,
-    ServingSearchReport: search_charts,
-    TrainingSearchReport: search_charts,
-}
 
 
 def _figures(runs: Sequence[ComparedRun]) -> Section:

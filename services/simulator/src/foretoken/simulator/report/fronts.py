@@ -21,11 +21,7 @@ from foretoken.simulator.report.search_candidates import (
     describe_verdict,
 )
 from foretoken.simulator.report.training_search_rows import best_of_layouts as best_strategies
-from foretoken.simulator.report.training_search_rows import (
-    describe_choices,
-    describe_devices,
-    figure_bounds,
-)
+from foretoken.simulator.report.training_search_rows import describe_choices, describe_devices
 
 RULED_OUT = "ruled out"
 # More points of a kind than this make a page slow to open; the rest are left out evenly.
@@ -36,8 +32,7 @@ _MAX_POINTS = 2500
 class Front:
     """Two metrics, and the column that says which candidates nothing beats in both.
 
-    `bounds` returns the bounds of `y` (none above 0: it has none). `is_near`: the axes begin near
-    the points.
+    `has_bounds`: those of `y` are drawn. `is_near`: the axes begin near the points.
     """
 
     title: str
@@ -45,7 +40,7 @@ class Front:
     y: str
     column: str
     caption: str
-    bounds: Callable[[Row], tuple[float, float]] | None = None
+    has_bounds: bool = False
     is_near: bool = False
 
 
@@ -86,7 +81,8 @@ def _front_chart(front: Front, rows: Sequence[Row], looks: Looks, rules: Sequenc
         on_it = looks.group(row) if looks.is_line_by_group else "on it"
         return on_it if row[front.column] else ""
 
-    bounds = bound_columns(front.y, front.bounds) if front.bounds else ()
+    has_bounds = front.has_bounds and not looks.is_line_by_group
+    bounds = bound_columns(front.y) if has_bounds else ()
     table = Table.of(
         rows,
         Column.words("candidate", "name"),
@@ -129,7 +125,7 @@ SERVING_FRONTS = (
         column="is_pareto_user",
         caption="Up and to the right is better: no deployment is faster for a user and yields more"
         " per GPU than those on the line.",
-        bounds=lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"]),
+        has_bounds=True,
     ),
     Front(
         title="Cost against latency",
@@ -224,7 +220,7 @@ TRAINING_FRONTS = (
         column="is_pareto_memory",
         caption="Up and to the right is better: more tokens, and more room for what the estimate of"
         " the memory does not know. Nothing beats those on the line in both.",
-        bounds=figure_bounds,
+        has_bounds=True,
         is_near=True,
     ),
     Front(

@@ -118,7 +118,8 @@ def memory_sections(report: TrainingMemoryReport) -> list[Section]:
         chart = memory_chart(shown, "Peak memory of one device", cut)
         table = peak_table(stages, has_advice=True)
         sections += [Section(title="Stages", pictures=[chart], table=table), parts_section(stages)]
-    return with_echo([*sections, scenario_section(report.scenario_json)], report.echo)
+    sections.append(scenario_section(report.scenario_json))
+    return with_echo(sections, report.echo.lines())
 
 
 def _overview(report: TrainingMemoryReport) -> Section:

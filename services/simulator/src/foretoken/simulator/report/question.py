@@ -1,42 +1,35 @@
 """What a page says of its question and of what the answer rests on, and what to know of it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.domain.requests.training_search import TrainingSearchReport
-from foretoken.domain.results.echo import Echo
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.block import Table
 from foretoken.page.section import Section
 
-# What a page says of the configuration before the whole scenario, by its keys.
-_CONFIGURATION = (
-    *("device", "topology", "dtype", "sequence_length", "micro_batch_size", "global_batch_size"),
-    *("pipeline_schedule", "virtual_stages", "stage_layers", "recompute", "recompute_layers"),
-    *("recompute_modules", "partitions_activations", "zero_stage", "shard_degree"),
-    *("sequence_parallel", "context_parallel", "weight_parallel", "weight_degree", "expert_tp"),
-    *("moe_routing", "moe_imbalance_ratio", "overflow_ratio", "straggler_ratio"),
-    *("network_spread_ratio", "power_limit_w", "module_times", "calibration"),
+# What a page says of the configuration before the whole scenario in words, or not at all.
+_SAID_OTHERWISE = frozenset(
+    ("name", "model", "framework", "layout", "trainer", "stage_devices", "stage_topologies")
 )
-# These also where they are as a scenario has them by default.
+# These of the others also where they are as a scenario has them by default.
 _ALWAYS_SHOWN = {
     *("dtype", "sequence_length", "micro_batch_size", "global_batch_size"),
     *("pipeline_schedule", "recompute"),
 }
-_DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(TrainingScenario)}
+_DEFAULTS: Mapping[str, Any] = {
+    field.name: field.default
+    for field in fields(TrainingScenario)
+    if field.name not in _SAID_OTHERWISE
+}
 
 
-def with_echo(sections: Sequence[Section], *echoes: Echo) -> list[Section]:
+def with_echo(sections: Sequence[Section], lines: Iterable[str]) -> list[Section]:
     """Return sections with the echoes of their answers, said once, at the top of their page."""
-    return with_lines(sections, [line for echo in echoes for line in echo.lines()])
-
-
-def with_lines(sections: Sequence[Section], lines: Sequence[str]) -> list[Section]:
-    """Return sections with lines of echoes; see `with_echo`."""
     if not sections:
         return []
     first, *others = sections
@@ -91,10 +84,9 @@ def scenario_section(scenario_json: str) -> Section:
         changes = ", ".join(f"{name} {value}" for name, value in trainer.get("rules", {}).items())
         rows.append(["trainer", trainer["profile"] + (f" ({changes})" if changes else "")])
     shown = _ALWAYS_SHOWN | ({"context_parallel"} if layout.get("cp", 1) > 1 else set())
-    for name in _CONFIGURATION:
+    for name, default in _DEFAULTS.items():
         value = scenario.get(name)
-        is_told = name in shown or value != _DEFAULTS.get(name)
-        if is_told and value not in (None, "", []):
+        if (name in shown or value != default) and value not in (None, "", []):
             rows.append([name.replace("_", " "), _word(value)])
     table = Table.listed(headers=["", "value"], rows=rows, text_columns=(1,)) if rows else None
     return replace(configuration_section(scenario_json), table=table)

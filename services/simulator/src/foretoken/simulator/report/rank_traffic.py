@@ -1,7 +1,6 @@
 """Who sends how much to whom in a training step, as a heat map."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,23 +16,15 @@ from foretoken.page.section import Section
 _Matrix = NDArray[np.float64]
 # What is smaller than this share of the largest, such as the norms that all agree on, is white.
 _LEAST_SHARE = 1e-6
+# All axes together.
+_ALL = "all"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TrafficMap:
-    """Bytes from cell to cell, by the axis they are sent along; a cell has `num_devices`."""
+def traffic_map(traffic: TrafficColumns, num_devices: int) -> tuple[int, dict[str, _Matrix]]:
+    """Return how many devices a cell has, and the bytes from cell to cell by axis.
 
-    num_devices: int
-    by_axis: Mapping[str, _Matrix]
-
-    @property
-    def total(self) -> _Matrix:
-        """What is sent along all axes."""
-        return np.asarray(sum(self.by_axis.values()))
-
-
-def traffic_map(traffic: TrafficColumns, num_devices: int) -> TrafficMap:
-    """Return the matrices of a step over `num_devices`; none where nothing is sent."""
+    Those along all axes come first, then those of the axis along which most is sent.
+    """
     cell = int(max(traffic.num_devices, default=1))
     side = -(-num_devices // cell)
     axes = np.asarray(traffic.axis, dtype=str)
@@ -41,32 +32,27 @@ def traffic_map(traffic: TrafficColumns, num_devices: int) -> TrafficMap:
     target = np.asarray(traffic.target, dtype=np.int64) // cell
     sent = np.asarray(traffic.bytes, dtype=np.float64)
     matrices: dict[str, _Matrix] = {}
-    for axis in dict.fromkeys(axes.tolist()):
-        chosen = axes == axis
+    for axis in (_ALL, *dict.fromkeys(axes.tolist())):
+        chosen = (axes == axis) | (axis == _ALL)
         matrix = np.zeros((side, side))
         np.add.at(matrix, (source[chosen], target[chosen]), sent[chosen])
         matrices[axis] = matrix
     order = sorted(matrices, key=lambda axis: -matrices[axis].sum())
-    return TrafficMap(num_devices=cell, by_axis={axis: matrices[axis] for axis in order})
+    return cell, {axis: matrices[axis] for axis in order}
 
 
 def traffic_section(report: TrainingReport) -> Section | None:
     """Return the section of a page about a step's traffic, None where devices send nothing."""
-    found = traffic_map(report.traffic, report.num_devices)
-    if not found.by_axis:
+    cell, sent = traffic_map(report.traffic, report.num_devices)
+    total, *by_axis = sent.items()
+    if not by_axis:
         return None
     caption = "Rows send, columns receive. Devices are numbered with tp fastest, then cp, dp and pp"
-    if found.num_devices > 1:
-        caption += f"; {found.num_devices} neighbours share a cell"
-    whom = _title(found.num_devices)
-    pictures = [
-        _chart(found, found.total, whom, f"{caption}. No box: nothing, or next to nothing.")
-    ]
-    if len(found.by_axis) > 1:
-        pictures += [
-            _chart(found, matrix, f"{whom} along {axis}", "")
-            for axis, matrix in found.by_axis.items()
-        ]
+    if cell > 1:
+        caption += f"; {cell} neighbours share a cell"
+    pictures = [_chart(cell, total[1], "", f"{caption}. No box: nothing, or next to nothing.")]
+    if len(by_axis) > 1:
+        pictures += [_chart(cell, matrix, f" along {axis}", "") for axis, matrix in by_axis]
     intro = (
         "Bytes of one step, of the collectives and transfers that are timed: rings in the order of"
         " the devices, exchanges between all, transfers between the stages of the pipeline."
@@ -76,7 +62,7 @@ def traffic_section(report: TrainingReport) -> Section | None:
         intro=intro,
         pictures=pictures,
         table=Table.of(
-            {**found.by_axis, "all": found.total}.items(),
+            [*by_axis, total],
             Column.words("along").part(0),
             _sent("all send (GiB)", np.sum),
             _sent("a device sends (GiB)", lambda sent: np.sum(sent) / report.num_devices),
@@ -91,11 +77,12 @@ def _sent(title: str, measure: Callable[[_Matrix], float]) -> Column:
     return Column(title=title, read=lambda of: float(measure(of[1] / GIB)))
 
 
-def _chart(found: TrafficMap, matrix: _Matrix, title: str, caption: str) -> Chart:
+def _chart(cell: int, matrix: _Matrix, along: str, caption: str) -> Chart:
+    whom = "each device sends" if cell == 1 else f"{cell} devices together send"
+    title = f"What {whom} in one step{along}"
     columns = [Column(title="sending device", name="source")]
     columns += [Column(title="receiving device", name="target"), Column(title="GiB", name="gib")]
     sent = np.argwhere(matrix >= _LEAST_SHARE * max(float(matrix.max()), 1.0))
-    cell = found.num_devices
     rows = [(int(s) * cell, int(t) * cell, float(matrix[s, t]) / GIB) for s, t in sent]
     table = Table(columns=columns, rows=rows)
     return Plot(title=title, table=table, x="target", y="source", caption=caption).heat_map("gib")
@@ -103,10 +90,5 @@ def _chart(found: TrafficMap, matrix: _Matrix, title: str, caption: str) -> Char
 
 def write_traffic_figure(path: Path, report: TrainingReport) -> None:
     """Write the heat map of a step as a picture of its own, in the format of the path's ending."""
-    found = traffic_map(report.traffic, report.num_devices)
-    write_picture(path, [_chart(found, found.total, _title(found.num_devices), "")])
-
-
-def _title(cell: int) -> str:
-    whom = "each device" if cell == 1 else f"{cell} devices together"
-    return f"What {whom} send{'s' if cell == 1 else ''} in one step"
+    cell, sent = traffic_map(report.traffic, report.num_devices)
+    write_picture(path, [_chart(cell, sent[_ALL], "", "")])

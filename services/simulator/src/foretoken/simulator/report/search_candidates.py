@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from math import isfinite
 from typing import Any, cast
@@ -28,10 +28,11 @@ _LATENCIES = ("ttft_ms", "tpot_ms")
 OF_CHANGES = tuple(Column.of(name) for name in (_THROUGHPUT, *_LATENCIES))
 
 _WORDS = frozenset(
-    {
+    (
         *("name", "device", "mode", "profile", "quantization", "speculation", "rules", "router"),
-        *("kv_tiers", "verdict", "reason"),
-    }
+        *("kv_tiers", "verdict", "reason", "overlap", "recompute", "weight_parallel"),
+        *("pipeline_schedule", "placement", "stage_layers"),
+    )
 )
 # What makes a layout, besides how many replicas there are and how much runs on each.
 _LAYOUT = (
@@ -54,10 +55,18 @@ def candidate_rows(columns: CandidateColumns) -> list[Row]:
     """Return a mapping per candidate, in order; numbers are plain, absent columns 0 or empty.
 
     `place` is the rank in words, empty where there is none; others with the same rank are ties.
+    `bounds` are those of the throughput.
     """
-    rows = list_rows(columns, _WORDS)
+    rows = list_rows(columns)
     counts = Counter(row["rank"] for row in rows)
-    return [{**row, "place": name_place(row, is_tie=counts[row["rank"]] > 1)} for row in rows]
+    return [
+        {
+            **row,
+            "place": name_place(row, is_tie=counts[row["rank"]] > 1),
+            "bounds": (row["tps_per_gpu_low"], row["tps_per_gpu_high"]),
+        }
+        for row in rows
+    ]
 
 
 def name_place(row: Row, *, is_tie: bool) -> str:
@@ -65,8 +74,8 @@ def name_place(row: Row, *, is_tie: bool) -> str:
     return f"{'=' * is_tie}{row['rank']}" if row["rank"] else ""
 
 
-def list_rows(columns: Columns, words: Collection[str]) -> list[Row]:
-    """Return a mapping per entry of columns, those named in `words` being texts.
+def list_rows(columns: Columns) -> list[Row]:
+    """Return a mapping per candidate of either search, in order.
 
     Numbers are plain; columns that are absent, where there is a `name`, are 0 or empty.
     """
@@ -75,7 +84,7 @@ def list_rows(columns: Columns, words: Collection[str]) -> list[Row]:
     lists = {}
     for name in names:
         column = getattr(columns, name)
-        absent = [""] * length if name in words else [0] * length
+        absent = [""] * length if name in _WORDS else [0] * length
         lists[name] = (
             (column.tolist() if hasattr(column, "tolist") else column) if len(column) else absent
         )
@@ -87,12 +96,12 @@ NAME, DEVICE = Column.words("deployment", "name"), Column.words("device")
 PLACE = Column(title="rank", read=lambda row: str(row["place"]))
 
 
-def bound_columns(metric: str, bounds: Callable[[Row], tuple[float, float]]) -> tuple[Column, ...]:
-    """Return the columns of a metric's 90 % interval, empty where there is none."""
+def bound_columns(metric: str) -> tuple[Column, ...]:
+    """Return the columns of a throughput's 90 % interval, empty where there is none."""
 
     def column(title: str, end: str, place: int) -> Column:
         def read(row: Row) -> float | None:
-            return bounds(row)[place] if bounds(row)[1] > 0 else None
+            return row["bounds"][place] if row["bounds"][1] > 0 else None
 
         unit = METRICS[metric].unit
         return Column(title=title, name=f"{metric}_{end}", unit=unit, read=read)
@@ -108,10 +117,7 @@ def ranking_columns(shown: Sequence[Row]) -> list[Column]:
     columns.append(Column.of("num_devices"))
     if any(row["num_idle_devices"] for row in shown):
         columns.append(Column(title="idle GPUs", name="num_idle_devices"))
-    columns.append(Column.of(_THROUGHPUT))
-    columns += bound_columns(
-        _THROUGHPUT, lambda row: (row["tps_per_gpu_low"], row["tps_per_gpu_high"])
-    )
+    columns += [Column.of(_THROUGHPUT), *bound_columns(_THROUGHPUT)]
     columns += [Column.of(name) for name in ("tps_per_user", *_LATENCIES)]
     if any(row[_COST] > 0 for row in shown):
         columns.append(Column.of(_COST))

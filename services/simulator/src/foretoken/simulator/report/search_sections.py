@@ -14,7 +14,7 @@ from foretoken.page.chart import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YE
 from foretoken.page.curve import draw_counts
 from foretoken.page.section import Section
 from foretoken.simulator.report.fronts import serving_fronts_section
-from foretoken.simulator.report.question import request_sections, with_echo
+from foretoken.simulator.report.question import request_sections
 from foretoken.simulator.report.search_candidates import (
     DEVICE,
     NAME,
@@ -90,7 +90,7 @@ def search_sections(report: ServingSearchReport) -> list[Section]:
         )
     seed = json.loads(report.request_json or "{}").get("scenario", {}).get("seed", 0)
     origin = f"Seed {seed}, predictor {report.model_version or 'no trained model'}"
-    return with_echo([*sections, *request_sections(report, "serving", origin)], report.echo)
+    return [*sections, *request_sections(report, "serving", origin)]
 
 
 def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:

@@ -15,11 +15,7 @@ from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.section import Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report.palette import colors_of_loads, groups_chart, provenance_chart
-from foretoken.simulator.report.question import (
-    configuration_section,
-    remark_sections,
-    with_echo,
-)
+from foretoken.simulator.report.question import configuration_section, remark_sections
 from foretoken.simulator.report.serving_cluster import cluster_sections
 from foretoken.simulator.report.serving_timeline import timeline, waterfall
 
@@ -58,7 +54,7 @@ def serving_sections(reports: Sequence[ServingReport]) -> list[Section]:
     sections += remark_sections([note for report in ordered for note in report.notes])
     if ordered:
         sections.append(configuration_section(ordered[-1].scenario_json))
-    return with_echo(sections, *(report.echo for report in reports))
+    return sections
 
 
 def serving_charts(reports: Mapping[str, ServingReport]) -> list[Section]:

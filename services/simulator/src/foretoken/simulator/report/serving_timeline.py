@@ -1,6 +1,6 @@
 """Serving runs over time: what happens in every interval, and single requests."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -39,20 +39,16 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Track:
-    """Columns of a series over time: (label, column, colour); a rate is of what is counted."""
+    """Columns of a series over time: (label, column, colour); a rate is of what is counted.
+
+    A track is there if it is seen of one run.
+    """
 
     title: str
     lines: Sequence[tuple[str, str, str]]
     unit: str = ""
     is_rate: bool = False
-    needs: str = ""
-
-    def is_left_out(self, reports: Reports) -> bool:
-        """Whether there is nothing to see: a column that never changes, no power known."""
-        if self.needs == "power":
-            return all(report.power_w_mean <= 0 for report in reports.values())
-        columns = [getattr(r.series, self.needs) for r in reports.values() if self.needs]
-        return bool(columns) and all(max(column) <= min(column) for column in columns)
+    is_seen: Callable[[ServingReport], bool] = lambda _: True
 
 
 _TRACKS = (
@@ -75,8 +71,16 @@ _TRACKS = (
         _Track(title=METRICS[name].label, lines=[("", name, color)], unit=SHARE)
         for name, color in (("kv_utilization_ratio", PURPLE), ("utilization_ratio", GREEN))
     ),
-    _Track(title="replicas", lines=[("", "replicas_mean", BLUE)], needs="replicas_mean"),
-    _Track(title="power (W)", lines=[("", "power_w", ORANGE)], needs="power"),
+    _Track(
+        title="replicas",
+        lines=[("", "replicas_mean", BLUE)],
+        is_seen=lambda report: bool(np.ptp(report.series.replicas_mean) > 0),
+    ),
+    _Track(
+        title="power (W)",
+        lines=[("", "power_w", ORANGE)],
+        is_seen=lambda report: report.power_w_mean > 0,
+    ),
 )
 
 
@@ -88,7 +92,7 @@ def timeline(reports: Reports) -> Section:
     most = _MAX_INTERVALS // len(reports)
     width_s = widest_s * max(ceil(end_s / (widest_s * most) - _ROUNDING), 1)
     edges = np.arange(0.0, end_s + width_s, width_s)
-    tracks = [track for track in _TRACKS if not track.is_left_out(reports)]
+    tracks = [track for track in _TRACKS if any(map(track.is_seen, reports.values()))]
     if len(reports) > 1:
         what, more = "All replicas together.", " A curve ends with its run."
         colors = dict(zip(reports, SERIES, strict=False))

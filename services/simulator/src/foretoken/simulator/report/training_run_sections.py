@@ -17,11 +17,7 @@ from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Ru
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
 from foretoken.page.section import Section
 from foretoken.simulator.report.palette import BOUNDS_CAPTION, describe_interval
-from foretoken.simulator.report.question import (
-    configuration_section,
-    remark_sections,
-    with_echo,
-)
+from foretoken.simulator.report.question import configuration_section, remark_sections
 from foretoken.simulator.training.run.failures import FailureModel
 from foretoken.simulator.training.run.plan import model_failures
 
@@ -58,7 +54,7 @@ def training_run_sections(report: TrainingRunReport) -> list[Section]:
     if any(size.days for size in report.sizes):
         sections.append(_sizes(report, request))
     sections += remark_sections(report.notes)
-    return with_echo([*sections, configuration_section(report.request_json)], report.echo)
+    return [*sections, configuration_section(report.request_json)]
 
 
 def training_run_charts(reports: Mapping[str, TrainingRunReport]) -> list[Section]:

@@ -11,7 +11,6 @@ from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.question import OBJECTIVE_WORDS
 from foretoken.domain.requests.training_search import (
     TRAINING_OBJECTIVES,
-    StrategyColumns,
     StrategyFinalist,
     StrategySensitivity,
     TrainingSearchReport,
@@ -30,9 +29,6 @@ from foretoken.simulator.report.search_candidates import (
 )
 from foretoken.simulator.report.what_if import percent
 
-_WORDS = frozenset(
-    {"name", "device", "overlap", "recompute", "weight_parallel", "pipeline_schedule"}
-) | {"placement", "stage_layers"}
 # What makes a layout; all else is how its work is cut in time, and what is kept where.
 _LAYOUT = (
     *("device", "num_devices", "global_batch_size", "placement"),
@@ -64,19 +60,21 @@ _THROUGHPUT, _COST = "tokens_per_s_per_gpu", "usd_per_billion_tokens"
 _RATIOS = ("mfu_ratio", "bubble_ratio")
 
 
-def strategy_rows(columns: StrategyColumns) -> list[Row]:
-    """Return a mapping per strategy in the order of the columns; numbers are plain."""
-    return list_rows(columns, _WORDS)
-
-
 def report_rows(report: TrainingSearchReport) -> list[Row]:
-    """Return the ranked rows of a report; `place` is the rank in words, which tie with the best.
+    """Return the ranked rows of a report, with `place` and `bounds` as `candidate_rows` has them.
 
-    What did not fit once it was simulated has no rank.
+    Ties are with the best. What did not fit once it was simulated has no rank.
     """
-    rows = ranked_rows(strategy_rows(report.candidates))
+    rows = ranked_rows(list_rows(report.candidates))
     tied = {find_best(report, rows)["name"], *report.ties} if rows and report.ties else set()
-    return [{**row, "place": name_place(row, is_tie=row["name"] in tied)} for row in rows]
+    return [
+        {
+            **row,
+            "place": name_place(row, is_tie=row["name"] in tied),
+            "bounds": figure_bounds(row),
+        }
+        for row in rows
+    ]
 
 
 def find_best(report: TrainingSearchReport, rows: Sequence[Row]) -> Row:
@@ -315,7 +313,7 @@ def _figures(rows: Sequence[Row], *, is_whole: bool = True) -> list[Column]:
         )
     columns.append(Column.of(_THROUGHPUT))
     if is_whole:
-        columns += bound_columns(_THROUGHPUT, figure_bounds)
+        columns += bound_columns(_THROUGHPUT)
     names = ("step_time_ms", *(_RATIOS if is_whole else ()), "margin_bytes")
     columns += [Column.of(name) for name in names]
     if any(row[_COST] > 0 for row in rows):

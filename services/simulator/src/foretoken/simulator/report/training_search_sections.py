@@ -11,17 +11,8 @@ from foretoken.page.curve import draw_intervals, draw_parts
 from foretoken.page.section import Section
 from foretoken.simulator.report.fronts import training_fronts_section
 from foretoken.simulator.report.memory_sections import fullest_of, memory_chart
-from foretoken.simulator.report.question import (
-    remark_sections,
-    request_sections,
-    sentence,
-    with_echo,
-)
-from foretoken.simulator.report.search_candidates import (
-    Row,
-    describe_tied,
-    explain_names,
-)
+from foretoken.simulator.report.question import remark_sections, request_sections, sentence
+from foretoken.simulator.report.search_candidates import Row, describe_tied, explain_names
 from foretoken.simulator.report.training_search_rows import (
     OF_CHANGES,
     TO_TELL_APART,
@@ -97,8 +88,8 @@ def training_search_sections(
             )
         )
     origin = f"Predictor {report.model_version or 'no trained model'}"
-    sections += [*remark_sections(report.notes), *request_sections(report, "training", origin)]
-    return with_echo(sections, report.echo)
+    requests = request_sections(report, "training", origin)
+    return [*sections, *remark_sections(report.notes), *requests]
 
 
 def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:

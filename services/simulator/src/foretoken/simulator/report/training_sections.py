@@ -9,12 +9,7 @@ from foretoken.page.section import Section
 from foretoken.simulator.report import training_detail as detail
 from foretoken.simulator.report.memory_sections import parts_section
 from foretoken.simulator.report.palette import describe_interval
-from foretoken.simulator.report.question import (
-    list_remarks,
-    remark_sections,
-    scenario_section,
-    with_echo,
-)
+from foretoken.simulator.report.question import list_remarks, remark_sections, scenario_section
 from foretoken.simulator.report.rank_traffic import traffic_section
 
 
@@ -29,7 +24,7 @@ def training_sections(report: TrainingReport) -> list[Section]:
     if report.components:
         sections.append(detail.components(report))
     sections += remark_sections(list_remarks(report))
-    return with_echo([*sections, scenario_section(report.scenario_json)], report.echo)
+    return [*sections, scenario_section(report.scenario_json)]
 
 
 def _overview(report: TrainingReport) -> Section:

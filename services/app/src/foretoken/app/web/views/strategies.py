@@ -15,13 +15,12 @@ from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.domain.units import GIB
 from foretoken.simulator.launch.training import write_training_launch
-from foretoken.simulator.report.search_candidates import Row, ranked_rows
+from foretoken.simulator.report.search_candidates import Row, list_rows, ranked_rows
 from foretoken.simulator.report.training_search_rows import (
     describe_verdict,
     figure_bounds,
     find_best,
     read_request,
-    strategy_rows,
 )
 
 _COLUMNS: Final = (
@@ -105,7 +104,7 @@ def show(visit: Visit) -> Shown:
     if (running := show_running(visit, job_id)) is not None:
         return running
     report = _read(visit)
-    rows = ranked_rows(strategy_rows(report.candidates))
+    rows = ranked_rows(list_rows(report.candidates))
     best = find_best(report, rows) if rows else {}
     by_place = sorted(report.finalists, key=_place_of)
     finalists = [(one, _find_refusal(one)) for one in by_place]
@@ -129,7 +128,7 @@ def send_candidates(visit: Visit) -> Sent:
     """Send the strategies that fit by column, with the bounds of their throughput."""
     report = _read(visit)
     columns = {name: list(getattr(report.candidates, name)) for name in _COLUMNS}
-    rows: list[Row] = strategy_rows(report.candidates)
+    rows: list[Row] = list_rows(report.candidates)
     bounds = [figure_bounds(row) for row in rows]
     columns["low"], columns["high"] = ([pair[end] for pair in bounds] for end in (0, 1))
     for name in ("reserved", "margin"):
