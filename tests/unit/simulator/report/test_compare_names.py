@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.simulator.report.compare_search import name_alike
+from foretoken.simulator.report.compare_sections import name_alike
 
 
 def _row(name: str, **values: Any) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
 from foretoken.page.block import Chart
 from foretoken.page.section import Section
-from foretoken.simulator.report import training_detail
 from foretoken.simulator.report.page import render_page, result_sections
 from foretoken.simulator.report.palette import OF_MEMORY
 from foretoken.simulator.report.question import list_remarks, scenario_section
+from foretoken.simulator.report.training_sections import components, memory, pipeline
 from foretoken.simulator.training.stream_spans import (
     assign_lanes,
     measure_streams,
@@ -38,7 +38,7 @@ def page(sections: Mapping[str, Section]) -> str:
 
 
 def test_a_page_has_every_section(sections: Mapping[str, Section]) -> None:
-    builders = (training_detail.pipeline, training_detail.memory)
+    builders = (pipeline, memory)
     drawn = [build({"": build_training()}) for build in builders]
     assert drawn == [sections[section.title] for section in drawn]
     assert [
@@ -85,7 +85,7 @@ def test_a_page_names_memory_with_its_limit_and_margin(
 def test_a_stage_that_does_not_fit_stands_out() -> None:
     report = build_training()
     full = replace(report.memory[0], reserved_bytes=90 * 2**30)
-    table = training_detail.memory({"": replace(report, memory=(full,))}).table
+    table = memory({"": replace(report, memory=(full,))}).table
     assert table is not None
     assert "-10.00, too little" in [str(cell) for cell in table.rows[0]]
 
@@ -100,7 +100,7 @@ def test_components_have_a_column_for_each_stage(sections: Mapping[str, Section]
 
 
 def _spans(report: TrainingReport) -> Chart:
-    (chart,) = training_detail.pipeline({"": report}).pictures
+    (chart,) = pipeline({"": report}).pictures
     return chart
 
 
@@ -166,13 +166,13 @@ def test_the_configuration_names_what_differs_from_a_plain_scenario() -> None:
 def test_of_many_stages_some_have_bars_and_the_table_has_all() -> None:
     report = build_training(num_stages=80, num_micro_batches=2)
     assert 80 <= len(set(_spans(report).table.values("row")))
-    memory = training_detail.memory({"": report})
-    captions = [item.caption for item in memory.pictures]
+    held = memory({"": report})
+    captions = [item.caption for item in held.pictures]
     assert ["16 of 80" in captions[0], "7 of 80" in captions[1]] == [True, True]
-    table = memory.table
+    table = held.table
     assert table is not None
     assert 80 == len(table.rows)
-    assert "8 of 80 stages" in training_detail.components(report).intro
+    assert "8 of 80 stages" in components(report).intro
 
 
 def test_the_parts_of_a_stage_fill_the_step() -> None:

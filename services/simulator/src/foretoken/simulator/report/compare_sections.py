@@ -1,9 +1,15 @@
-"""The tables of a page that sets several runs side by side."""
+"""The sections of a page that sets several runs side by side: tables, and charts of searches."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import log
+from typing import TypeVar
 
 from foretoken.domain.metrics.metric import Figure
+from foretoken.domain.metrics.registry import METRICS
+from foretoken.domain.requests.search import Finalist, ServingSearchReport
+from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.page.block import Column, Table
 from foretoken.page.section import Section
 from foretoken.simulator.report.compare_runs import (
@@ -15,6 +21,24 @@ from foretoken.simulator.report.compare_runs import (
     list_warnings,
     shorten,
 )
+from foretoken.simulator.report.fronts import (
+    SERVING_FRONTS,
+    TRAINING_FRONTS,
+    front_charts,
+    serving_looks,
+    thin_rows,
+    training_looks,
+)
+from foretoken.simulator.report.search_candidates import (
+    Row,
+    candidate_rows,
+    describe_verdict,
+    explain_names,
+    ranked_rows,
+)
+from foretoken.simulator.report.search_finalists import finalist_sections
+from foretoken.simulator.report.training_search_rows import report_rows
+from foretoken.simulator.report.training_search_sections import finalists_section
 
 # Longer values of a configuration are cut.
 _MAX_LETTERS = 80
@@ -87,3 +111,136 @@ def _difference(figure: Figure) -> float:
     """Return how far values are from the first, as a logarithm; those that have no ratio last."""
     ratios = [ratio for ratio in figure.ratios if ratio]
     return max((abs(log(ratio)) for ratio in ratios), default=0.0)
+
+
+SearchReport = ServingSearchReport | TrainingSearchReport
+Reports = Mapping[str, SearchReport]
+
+# So many of the best of every search are in tables.
+_NUM_BEST = 10
+# More points of a search than this make a page slow to open; the rest are left out evenly.
+_MAX_POINTS = 1000
+_SEARCH = "_search"
+_BATCH = "global_batch_size"
+_Finalist = TypeVar("_Finalist", Finalist, StrategyFinalist)
+
+
+def search_charts(reports: Reports) -> list[Section]:
+    """Return the fronts of searches of one kind, by label, and their best with their ranks."""
+    serving = {label: r for label, r in reports.items() if isinstance(r, ServingSearchReport)}
+    training = {label: r for label, r in reports.items() if isinstance(r, TrainingSearchReport)}
+    rows: Mapping[str, Sequence[Row]]
+    if serving:
+        of_kind, make_looks = SERVING_FRONTS, serving_looks
+        throughput = "output_throughput_tps_per_gpu"
+        rows = {label: candidate_rows(report.candidates) for label, report in serving.items()}
+    else:
+        of_kind, make_looks = TRAINING_FRONTS, training_looks
+        throughput = "tokens_per_s_per_gpu"
+        rows = name_alike({label: report_rows(report) for label, report in training.items()})
+    ranked = {label: ranked_rows(found) for label, found in rows.items()}
+    drawn = []
+    for label, found in ranked.items():
+        kept = {row["name"] for row in found if any(row[front.column] for front in of_kind)}
+        drawn += [{**row, _SEARCH: label} for row in thin_rows(found, kept, _MAX_POINTS)]
+    looks = replace(
+        make_looks(drawn),
+        group=lambda row: str(row[_SEARCH]),
+        labels={},
+        is_line_by_group=True,
+    )
+    sections = [
+        Section(
+            title="Pareto fronts",
+            intro="Every point is a candidate that qualifies, in the colour of its search; a line"
+            " goes through those on the front of their search.",
+            pictures=front_charts(of_kind, drawn, looks),
+        ),
+        _best(rows, ranked, throughput),
+    ]
+    deployments = [
+        (best, r.candidates) for label, r in serving.items() for best in _first(label, r.finalists)
+    ]
+    strategies = [best for label, r in training.items() for best in _first(label, r.finalists)]
+    if deployments:
+        sections += finalist_sections(deployments)
+    return [*sections, finalists_section(strategies)] if strategies else sections
+
+
+def _best(
+    rows: Mapping[str, Sequence[Row]], ranked: Mapping[str, Sequence[Row]], throughput: str
+) -> Section:
+    """Return the best of every search, with their ranks and throughput in all of them."""
+    best = (row["name"] for found in ranked.values() for row in found[:_NUM_BEST])
+    names = list(dict.fromkeys(best))
+    by_name = {label: {row["name"]: row for row in found} for label, found in rows.items()}
+    table = []
+    for name in names:
+        found = [by_name[label].get(name) for label in rows]
+        ranks = [
+            (row["place"] or describe_verdict(row.get("verdict", "-"))) if row else "-"
+            for row in found
+        ]
+        values = [
+            METRICS[throughput].words(row) if row is not None and row["rank"] > 0 else "-"
+            for row in found
+        ]
+        table.append([name, *ranks, *values])
+    letters = [label.partition(":")[0] for label in rows]
+    headers = (
+        "candidate",
+        *(f"rank in {letter}" for letter in letters),
+        *(f"tokens/s per GPU in {letter}" for letter in letters),
+    )
+    return Section(
+        title="Best candidates",
+        intro=(
+            f"The {_NUM_BEST} best of every search. An equals sign marks ties, which the error of"
+            " the estimates cannot tell apart; a dash is what a search does not list: ruled out,"
+            f" not among the best, or not in its space. {explain_names(names)}"
+        ),
+        table=Table.listed(
+            headers=headers, rows=table, text_columns=tuple(range(1, len(letters) + 1))
+        ),
+    )
+
+
+def _first(label: str, finalists: Sequence[_Finalist]) -> list[_Finalist]:
+    """Return the first of those that their simulation bears out, named by its search; or none."""
+    ranked = sorted((f for f in finalists if f.rank > 0), key=lambda finalist: finalist.rank)
+    return [replace(best, name=f"{label.partition(':')[0]}: {best.name}") for best in ranked[:1]]
+
+
+def name_alike(rows: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
+    """Return the rows of every search with names that tell the same of the cluster and the batch.
+
+    A search names a device, a number of devices or a batch only where it varies them. What one
+    search names, all do here.
+    """
+    axes = {
+        axis
+        for found in rows.values()
+        for row in found
+        for axis, word in _words(row).items()
+        if f" {word} " in f" {row['name']} "
+    }
+    return {
+        label: [{**row, "name": _tell(row, axes)} for row in found] for label, found in rows.items()
+    }
+
+
+def _words(row: Row) -> dict[str, str]:
+    """Return how a name tells each of what it may leave out; placed stages have no device."""
+    device = {} if row["placement"] else {"device": str(row["device"])}
+    num_devices = f"{row['num_devices']:.0f} devices"
+    return {**device, "num_devices": num_devices, _BATCH: f"gbs{row[_BATCH]:.0f}"}
+
+
+def _tell(row: Row, axes: Collection[str]) -> str:
+    words, name = _words(row), f" {row['name']} "
+    for word in words.values():
+        name = name.replace(f" {word} ", " ", 1)
+    if _BATCH in axes:
+        name = re.sub(r" mbs\S+", rf"\g<0> {words[_BATCH]}", name)
+    first = [word for axis, word in words.items() if axis in axes and axis != _BATCH]
+    return " ".join([*first, name.strip()])

@@ -13,7 +13,7 @@ from foretoken.page.curve import draw_parts
 from foretoken.page.html import render_sections
 from foretoken.page.section import Section
 from foretoken.simulator.report.palette import OF_MEMORY
-from foretoken.simulator.report.question import scenario_section, with_echo
+from foretoken.simulator.report.question import refusal, scenario_section, with_echo
 
 # What the allocator, the driver and communicators take besides tensors.
 _RESERVE = "allocator and headroom"
@@ -123,9 +123,7 @@ def memory_sections(report: TrainingMemoryReport) -> list[Section]:
 
 
 def _overview(report: TrainingMemoryReport) -> Section:
-    warning, facts = "", []
-    if not report.feasibility.is_feasible:
-        warning = f"This strategy does not fit: {report.feasibility.reason}."
+    warning, facts = refusal("strategy does not fit", report.feasibility), []
     if report.memory:
         fullest = fullest_of(report.memory)
         sizes = f"stage {fullest.stage}, of {format_number(fullest.device_bytes / GIB)} GiB"

@@ -13,18 +13,16 @@ from foretoken.page.html import render_sections
 from foretoken.page.section import Section
 from foretoken.simulator.report.capacity_sections import capacity_charts, capacity_sections
 from foretoken.simulator.report.compare_runs import ComparedRun, list_echoes
-from foretoken.simulator.report.compare_search import search_charts
-from foretoken.simulator.report.compare_sections import compare_tables
+from foretoken.simulator.report.compare_sections import compare_tables, search_charts
 from foretoken.simulator.report.question import with_echo
 from foretoken.simulator.report.search_sections import search_sections
 from foretoken.simulator.report.serving_sections import serving_charts, serving_sections
-from foretoken.simulator.report.training_detail import step_sections
 from foretoken.simulator.report.training_run_sections import (
     training_run_charts,
     training_run_sections,
 )
 from foretoken.simulator.report.training_search_sections import training_search_sections
-from foretoken.simulator.report.training_sections import training_sections
+from foretoken.simulator.report.training_sections import step_sections, training_sections
 
 _SUBTITLE = (
     "Simulated by Foretoken. Every time is an estimate; each section says how sure it is and what"

@@ -8,6 +8,7 @@ from typing import Any
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.search import ServingSearchReport
 from foretoken.domain.requests.training_search import TrainingSearchReport
+from foretoken.domain.results.report import Feasibility
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.block import Table
 from foretoken.page.section import Section
@@ -35,6 +36,12 @@ def with_echo(sections: Sequence[Section], lines: Iterable[str]) -> list[Section
     first, *others = sections
     parts = (line.partition(": ")[::2] for line in lines)
     return [replace(first, about=list(dict.fromkeys((*first.about, *parts)))), *others]
+
+
+def refusal(what: str, *of: Feasibility) -> str:
+    """Return that `this deployment cannot run`, and the first reason; nothing where all can."""
+    reasons = (f"This {what}: {one.reason}." for one in of if not one.is_feasible)
+    return next(reasons, "")
 
 
 def sentence(text: str) -> str:

@@ -15,7 +15,7 @@ from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.section import Section
 from foretoken.simulator.report import serving_detail as detail
 from foretoken.simulator.report.palette import colors_of_loads, groups_chart, provenance_chart
-from foretoken.simulator.report.question import configuration_section, remark_sections
+from foretoken.simulator.report.question import configuration_section, refusal, remark_sections
 from foretoken.simulator.report.serving_cluster import cluster_sections
 from foretoken.simulator.report.serving_timeline import timeline, waterfall
 
@@ -98,14 +98,10 @@ def _heaviest(report: ServingReport) -> list[Section]:
 
 
 def _overview(reports: Sequence[ServingReport]) -> Section:
-    refused = [report for report in reports if not report.feasibility.is_feasible]
     served = [report for report in reports if report.num_completed > 0]
-    warning = ""
-    if refused:
-        warning = f"This deployment cannot run: {refused[0].feasibility.reason}."
+    warning = refusal("deployment cannot run", *(report.feasibility for report in reports))
     if not served:
-        warning = warning or "No request could be served."
-        return Section(title="Serving", warning=warning)
+        return Section(title="Serving", warning=warning or "No request could be served.")
     best = max(served, key=lambda report: (report.goodput_rps, report.request_throughput_rps))
     busiest = max(served, key=lambda report: report.output_throughput_tps)
     low, high = best.step_time_low_ratio - 1, best.step_time_high_ratio - 1

@@ -17,7 +17,7 @@ from foretoken.page.chart import BLUE, GREY, ORANGE, PURPLE, VERMILION, Plot, Ru
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts
 from foretoken.page.section import Section
 from foretoken.simulator.report.palette import BOUNDS_CAPTION, describe_interval
-from foretoken.simulator.report.question import configuration_section, remark_sections
+from foretoken.simulator.report.question import configuration_section, refusal, remark_sections
 from foretoken.simulator.training.run.failures import FailureModel
 from foretoken.simulator.training.run.plan import model_failures
 
@@ -68,9 +68,6 @@ def training_run_charts(reports: Mapping[str, TrainingRunReport]) -> list[Sectio
 
 
 def _overview(report: TrainingRunReport, request: TrainingRunRequest) -> Section:
-    warning = ""
-    if not report.feasibility.is_feasible:
-        warning = f"This run cannot be: {report.feasibility.reason}."
     devices = f"{report.num_devices:,} {request.scenario.device}"
     return Section(
         title="The run",
@@ -80,7 +77,7 @@ def _overview(report: TrainingRunReport, request: TrainingRunRequest) -> Section
             " said of the loss."
             + (f" Prices: {report.price_source}." if report.usd_per_hour else "")
         ),
-        warning=warning,
+        warning=refusal("run cannot be", report.feasibility),
         facts=_facts(report, request) if report.days > 0 else (),
     )
 
