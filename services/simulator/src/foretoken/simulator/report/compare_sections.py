@@ -12,23 +12,7 @@ from foretoken.domain.requests.search import Finalist, ServingSearchReport
 from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.page.block import Column, Table
 from foretoken.page.section import Section
-from foretoken.simulator.report.compare_runs import (
-    ComparedRun,
-    compare_figures,
-    configuration_of,
-    list_changes,
-    list_remarks,
-    list_warnings,
-    shorten,
-)
-from foretoken.simulator.report.fronts import (
-    SERVING_FRONTS,
-    TRAINING_FRONTS,
-    front_charts,
-    serving_looks,
-    thin_rows,
-    training_looks,
-)
+from foretoken.simulator.report import compare_runs, fronts
 from foretoken.simulator.report.search_candidates import (
     Row,
     candidate_rows,
@@ -44,12 +28,12 @@ from foretoken.simulator.report.training_search_sections import finalists_sectio
 _MAX_LETTERS = 80
 
 
-def compare_tables(runs: Sequence[ComparedRun]) -> list[Section]:
+def compare_tables(runs: Sequence[compare_runs.ComparedRun]) -> list[Section]:
     """Return the runs, what differs in what was asked and in what came of it."""
     return [_overview(runs), _changes(runs), _figures(runs)]
 
 
-def _overview(runs: Sequence[ComparedRun]) -> Section:
+def _overview(runs: Sequence[compare_runs.ComparedRun]) -> Section:
     table = Table.of(
         runs,
         Column.words("run", "label"),
@@ -61,14 +45,16 @@ def _overview(runs: Sequence[ComparedRun]) -> Section:
         Column.words("predictor", read=lambda run: run.report.model_version or "no trained model"),
         Column.words("job", "job_id").part("result"),
     )
-    intro = " ".join(list_remarks(runs))
-    return Section(title="Runs", warning=" ".join(list_warnings(runs)), intro=intro, table=table)
+    intro = " ".join(compare_runs.list_remarks(runs))
+    return Section(
+        title="Runs", warning=" ".join(compare_runs.list_warnings(runs)), intro=intro, table=table
+    )
 
 
-def _changes(runs: Sequence[ComparedRun]) -> Section:
-    changes = list_changes([configuration_of(run.report) for run in runs])
+def _changes(runs: Sequence[compare_runs.ComparedRun]) -> Section:
+    changes = compare_runs.list_changes([compare_runs.configuration_of(run.report) for run in runs])
     rows = [
-        (change.path, *(shorten(value, _MAX_LETTERS) for value in change.values))
+        (change.path, *(compare_runs.shorten(value, _MAX_LETTERS) for value in change.values))
         for change in changes
     ]
     headers = ("key", *(run.letter for run in runs))
@@ -86,8 +72,8 @@ def _changes(runs: Sequence[ComparedRun]) -> Section:
     )
 
 
-def _figures(runs: Sequence[ComparedRun]) -> Section:
-    figures = compare_figures([run.report for run in runs])
+def _figures(runs: Sequence[compare_runs.ComparedRun]) -> Section:
+    figures = compare_runs.compare_figures([run.report for run in runs])
     first, *others = runs
     ratios = (f"{run.letter} / {first.letter}" for run in others)
     # What differs most comes first, and what is the same last.
@@ -131,18 +117,18 @@ def search_charts(reports: Reports) -> list[Section]:
     training = {label: r for label, r in reports.items() if isinstance(r, TrainingSearchReport)}
     rows: Mapping[str, Sequence[Row]]
     if serving:
-        of_kind, make_looks = SERVING_FRONTS, serving_looks
+        of_kind, make_looks = fronts.SERVING_FRONTS, fronts.serving_looks
         throughput = "output_throughput_tps_per_gpu"
         rows = {label: candidate_rows(report.candidates) for label, report in serving.items()}
     else:
-        of_kind, make_looks = TRAINING_FRONTS, training_looks
+        of_kind, make_looks = fronts.TRAINING_FRONTS, fronts.training_looks
         throughput = "tokens_per_s_per_gpu"
         rows = name_alike({label: report_rows(report) for label, report in training.items()})
     ranked = {label: ranked_rows(found) for label, found in rows.items()}
     drawn = []
     for label, found in ranked.items():
         kept = {row["name"] for row in found if any(row[front.column] for front in of_kind)}
-        drawn += [{**row, _SEARCH: label} for row in thin_rows(found, kept, _MAX_POINTS)]
+        drawn += [{**row, _SEARCH: label} for row in fronts.thin_rows(found, kept, _MAX_POINTS)]
     looks = replace(
         make_looks(drawn),
         group=lambda row: str(row[_SEARCH]),
@@ -154,7 +140,7 @@ def search_charts(reports: Reports) -> list[Section]:
             title="Pareto fronts",
             intro="Every point is a candidate that qualifies, in the colour of its search; a line"
             " goes through those on the front of their search.",
-            pictures=front_charts(of_kind, drawn, looks),
+            pictures=fronts.front_charts(of_kind, drawn, looks),
         ),
         _best(rows, ranked, throughput),
     ]

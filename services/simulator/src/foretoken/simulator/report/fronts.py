@@ -11,17 +11,9 @@ from foretoken.domain.units import MS_PER_S
 from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import GREY, SERIES, Plot, Rule
 from foretoken.page.section import Section
-from foretoken.simulator.report.search_candidates import (
-    Row,
-    best_of_layouts,
-    bound_columns,
-    candidate_rows,
-    describe_batch,
-    describe_replicas,
-    describe_verdict,
-)
-from foretoken.simulator.report.training_search_rows import best_of_layouts as best_strategies
-from foretoken.simulator.report.training_search_rows import describe_choices, describe_devices
+from foretoken.simulator.report import search_candidates as candidates
+from foretoken.simulator.report import training_search_rows as strategies
+from foretoken.simulator.report.search_candidates import Row
 
 RULED_OUT = "ruled out"
 # More points of a kind than this make a page slow to open; the rest are left out evenly.
@@ -82,7 +74,7 @@ def _front_chart(front: Front, rows: Sequence[Row], looks: Looks, rules: Sequenc
         return on_it if row[front.column] else ""
 
     has_bounds = front.has_bounds and not looks.is_line_by_group
-    bounds = bound_columns(front.y) if has_bounds else ()
+    bounds = candidates.bound_columns(front.y) if has_bounds else ()
     table = Table.of(
         rows,
         Column.words("candidate", "name"),
@@ -139,7 +131,7 @@ SERVING_FRONTS = (
 
 def serving_fronts_section(report: ServingSearchReport) -> Section:
     """Return the charts of the candidates; that of cost only where prices are known."""
-    rows = candidate_rows(report.candidates)
+    rows = candidates.candidate_rows(report.candidates)
     drawn = _drawn(rows)
     num, num_drawn = (Counter(row["rank"] > 0 for row in some) for some in (rows, drawn))
     targets = json.loads(report.request_json or "{}").get("targets", {})
@@ -168,21 +160,23 @@ def serving_looks(rows: Sequence[Row]) -> Looks:
             return RULED_OUT
         return f"{row['device']}, {row['mode']}" if len(devices) > 1 else str(row["mode"])
 
-    best = best_of_layouts([row for row in rows if row["rank"] > 0])
+    best = candidates.best_of_layouts([row for row in rows if row["rank"] > 0])
     return Looks(
         group=group,
         words=(
             Column.words("rank", read=lambda row: row["place"]),
             Column.words("GPUs", read=lambda row: f"{row['num_devices']:,} {row['device']}"),
-            Column.words("replicas", read=describe_replicas),
-            Column.words("batch", read=describe_batch),
+            Column.words("replicas", read=candidates.describe_replicas),
+            Column.words("batch", read=candidates.describe_batch),
             Column.words(
                 "engine", read=lambda row: ", ".join(row[name] for name in _SETTINGS if row[name])
             ),
             Column.words(
                 "why not",
                 read=lambda row: (
-                    "" if row["rank"] else f"{describe_verdict(row['verdict'])}: {row['reason']}"
+                    ""
+                    if row["rank"]
+                    else f"{candidates.describe_verdict(row['verdict'])}: {row['reason']}"
                 ),
             ),
         ),
@@ -201,7 +195,7 @@ def _drawn(rows: Sequence[Row]) -> list[Row]:
     ranked = [row for row in placed if row["rank"] > 0]
     slowest = min((row["tps_per_user"] for row in ranked), default=0.0) / _REACH_RATIO
     near = [row for row in placed if row["rank"] > 0 or row["tps_per_user"] >= slowest]
-    names = {row["name"] for row in best_of_layouts(ranked)}
+    names = {row["name"] for row in candidates.best_of_layouts(ranked)}
     names |= {row["name"] for row in near if row["is_pareto_user"] or row["is_pareto_cost"]}
     return [
         row
@@ -236,7 +230,7 @@ TRAINING_FRONTS = (
 
 def training_fronts_section(rows: Sequence[Row], num_fitting: int) -> Section:
     """Return the charts of the listed strategies; that of cost only where it is priced."""
-    names = {row["name"] for row in best_strategies(rows)}
+    names = {row["name"] for row in strategies.best_of_layouts(rows)}
     names |= {row["name"] for row in rows if row["is_pareto_cost"] or row["is_pareto_memory"]}
     drawn = thin_rows(rows, names)
     listed = (
@@ -257,7 +251,10 @@ def training_fronts_section(rows: Sequence[Row], num_fitting: int) -> Section:
 
 def training_looks(rows: Sequence[Row]) -> Looks:
     """Return how strategies are distinguished: by cluster, else by device."""
-    groupings: tuple[Callable[[Row], str], ...] = (describe_devices, lambda row: str(row["device"]))
+    groupings: tuple[Callable[[Row], str], ...] = (
+        strategies.describe_devices,
+        lambda row: str(row["device"]),
+    )
     return Looks(
         # Clusters, else devices, else nothing where these are many.
         group=next(
@@ -266,9 +263,11 @@ def training_looks(rows: Sequence[Row]) -> Looks:
         ),
         words=(
             Column.words("rank", read=lambda row: row["place"]),
-            Column.words("devices", read=describe_devices),
-            Column.words("choices", read=describe_choices),
+            Column.words("devices", read=strategies.describe_devices),
+            Column.words("choices", read=strategies.describe_choices),
             Column.words("placement"),
         ),
-        labels={row["name"]: row["place"] for row in best_strategies(rows)[:_MAX_LABELS]},
+        labels={
+            row["name"]: row["place"] for row in strategies.best_of_layouts(rows)[:_MAX_LABELS]
+        },
     )

@@ -13,14 +13,8 @@ from foretoken.page.block import Cell, Chart, Column, Table
 from foretoken.page.chart import SERIES, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.section import Section
+from foretoken.simulator.report import search_candidates as candidates
 from foretoken.simulator.report.palette import groups_chart
-from foretoken.simulator.report.search_candidates import (
-    curve_of,
-    limits_of,
-    missed_outcomes,
-    proposed_rate,
-    steady_figures,
-)
 
 _THROUGHPUT = "output_throughput_tps_per_gpu"
 
@@ -71,7 +65,7 @@ def finalist_columns(found: Sequence[tuple[Finalist, CandidateColumns]]) -> list
     ]
     columns = [
         Column.words("deployment", read=lambda one: one[0].name),
-        Column(title="requests/s", read=lambda one: proposed_rate(one[0])),
+        Column(title="requests/s", read=lambda one: candidates.proposed_rate(one[0])),
         *(
             Column(title=title, read=partial(_steady, place))
             for place, title in enumerate((METRICS[_THROUGHPUT].title, *latencies))
@@ -85,11 +79,11 @@ def finalist_columns(found: Sequence[tuple[Finalist, CandidateColumns]]) -> list
 
 
 def _steady(place: int, found: tuple[Finalist, CandidateColumns]) -> float:
-    return steady_figures(*found)[place]
+    return candidates.steady_figures(*found)[place]
 
 
 def _verdict(finalist: Finalist) -> str | Cell:
-    missed = ", ".join(missed_outcomes(finalist.outcomes))
+    missed = ", ".join(candidates.missed_outcomes(finalist.outcomes))
     return "meets the targets" if finalist.is_met else Cell(value=f"misses {missed}", tone="alert")
 
 
@@ -102,7 +96,7 @@ def load_charts(
     """
     limits: dict[tuple[str, float], set[float]] = {}
     for of_one in probes.values():
-        for key, limit in limits_of(of_one).items():
+        for key, limit in candidates.limits_of(of_one).items():
             limits.setdefault(key, set()).add(limit)
     charts = []
     for (metric, percentile), of_all in limits.items():
@@ -121,7 +115,7 @@ def load_charts(
                 is_hollow=[not probe.is_met or probe.is_cut_short for probe, _ in points],
             )
             for (label, of_one), color in zip(probes.items(), cycle(SERIES), strict=False)
-            if (points := curve_of(of_one, metric, percentile))
+            if (points := candidates.curve_of(of_one, metric, percentile))
         ]
         rate = Column(title="requests/s", name="rate_rps")
         charts.append(draw_curves(plot, curves, x=rate, y=y))

@@ -13,26 +13,10 @@ from foretoken.page.block import Chart, Column, Table, Value
 from foretoken.page.chart import GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW, Plot
 from foretoken.page.curve import draw_counts
 from foretoken.page.section import Section
+from foretoken.simulator.report import search_candidates as candidates
 from foretoken.simulator.report.fronts import serving_fronts_section
 from foretoken.simulator.report.question import request_sections
-from foretoken.simulator.report.search_candidates import (
-    DEVICE,
-    NAME,
-    OF_CHANGES,
-    PLACE,
-    Row,
-    best_of_layouts,
-    candidate_rows,
-    describe_near,
-    describe_replicas,
-    describe_tied,
-    describe_verdict,
-    explain_names,
-    find_closest,
-    name_degrees,
-    ranked_rows,
-    ranking_columns,
-)
+from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.search_finalists import finalist_sections
 from foretoken.simulator.report.what_if import what_if_section
 
@@ -65,8 +49,8 @@ _MAX_TIES = 5
 
 def search_sections(report: ServingSearchReport) -> list[Section]:
     """Return what a page says of a search: the answer first, what it rests on last."""
-    rows = candidate_rows(report.candidates)
-    ranked = ranked_rows(rows)
+    rows = candidates.candidate_rows(report.candidates)
+    ranked = candidates.ranked_rows(rows)
     sections = [_overview(report, ranked)]
     if ranked:
         sections.append(_ranking(ranked))
@@ -85,7 +69,7 @@ def search_sections(report: ServingSearchReport) -> list[Section]:
                 "Output tokens/s per GPU of the best deployment",
                 report.sensitivities,
                 report.best,
-                OF_CHANGES,
+                candidates.OF_CHANGES,
             )
         )
     seed = json.loads(report.request_json or "{}").get("scenario", {}).get("seed", 0)
@@ -101,17 +85,21 @@ def _overview(report: ServingSearchReport, ranked: Sequence[Row]) -> Section:
         " time."
     )
     if report.num_near:
-        near = describe_near(report)
+        near = candidates.describe_near(report)
         counts += f" {near[0].upper()}{near[1:]}."
     if not ranked:
         return Section(
             title="The best deployment",
             warning="No deployment of this space meets the targets; see why each failed below.",
             intro=counts,
-            table=Table.of(find_closest(candidate_rows(report.candidates)), *_CLOSEST),
+            table=Table.of(
+                candidates.find_closest(candidates.candidate_rows(report.candidates)), *_CLOSEST
+            ),
         )
     best = ranked[0]
-    tied = describe_tied([name for name in report.ties if name != report.best], _MAX_TIES)
+    tied = candidates.describe_tied(
+        [name for name in report.ties if name != report.best], _MAX_TIES
+    )
     return Section(
         title="The best deployment",
         intro=f"{report.best or best['name']} ranks first.{tied} {counts}",
@@ -128,7 +116,9 @@ def _facts(report: ServingSearchReport, best: Row) -> list[Value]:
         Value.of(_THROUGHPUT, best, low=best["tps_per_gpu_low"], high=best["tps_per_gpu_high"]),
         Value.of("tps_per_user", best, f"{METRICS['tpot_ms'].label} {best['tpot_ms']:.3g} ms"),
         Value.of("ttft_ms", best, low=best["ttft_low_ms"], high=best["ttft_high_ms"]),
-        Value.of("num_devices", best, f"{best['device']}, {describe_replicas(best)}{idle}"),
+        Value.of(
+            "num_devices", best, f"{best['device']}, {candidates.describe_replicas(best)}{idle}"
+        ),
     ]
     if best[_COST] > 0:
         facts.append(Value.of(_COST, best, f"USD {format_number(best['usd_per_hour'])} an hour"))
@@ -140,16 +130,16 @@ def _facts(report: ServingSearchReport, best: Row) -> list[Value]:
 
 
 def _ranking(ranked: Sequence[Row]) -> Section:
-    shown = best_of_layouts(ranked)
+    shown = candidates.best_of_layouts(ranked)
     return Section(
         title="Ranking",
         intro=(
             f"{len(ranked):,} deployments qualify; this is the best of each layout. Equal ranks "
             "are ties: their intervals cannot distinguish them. `2 x` are two replicas; prefill "
             "replicas stand before the plus sign, decode replicas behind. "
-            + explain_names(row["name"] for row in shown)
+            + candidates.explain_names(row["name"] for row in shown)
         ),
-        table=Table.of(shown, *ranking_columns(shown)),
+        table=Table.of(shown, *candidates.ranking_columns(shown)),
     )
 
 
@@ -163,7 +153,13 @@ def _costs(ranked: Sequence[Row]) -> Section:
             "The cheapest of each layout by its output tokens; devices only, as priced in the "
             "request."
         ),
-        table=Table.of(best_of_layouts(ordered), NAME, DEVICE, *figures, PLACE),
+        table=Table.of(
+            candidates.best_of_layouts(ordered),
+            candidates.NAME,
+            candidates.DEVICE,
+            *figures,
+            candidates.PLACE,
+        ),
     )
 
 
@@ -174,8 +170,10 @@ def _rejections(counts: Mapping[str, int], rows: Sequence[Row]) -> Section:
     others = zip(
         (name for name in verdicts if name not in _OF_VERDICT), cycle(_OTHER_VERDICTS), strict=False
     )
-    colors = {describe_verdict(name): color for name, color in (*_OF_VERDICT.items(), *others)}
-    named = {describe_verdict(name): count for name, count in ordered.items()}
+    colors = {
+        candidates.describe_verdict(name): color for name, color in (*_OF_VERDICT.items(), *others)
+    }
+    named = {candidates.describe_verdict(name): count for name, count in ordered.items()}
     caption = "A point is counted once, by the first reason that rules it out."
     plot = Plot(title="What rules points out", caption=caption, colors=colors)
     pictures = [draw_counts(plot, named, Column(title="points"))]
@@ -188,7 +186,7 @@ def _rejections(counts: Mapping[str, int], rows: Sequence[Row]) -> Section:
     examples = {row["verdict"]: row for row in reversed(rows) if not row["rank"]}
     table = Table.of(
         ((verdict, count, examples.get(verdict, none)) for verdict, count in ordered.items()),
-        Column.words("ruled out", read=describe_verdict).part(0),
+        Column.words("ruled out", read=candidates.describe_verdict).part(0),
         Column(title="points").part(1),
         Column.words("for example", read=itemgetter("name")).part(2),
         Column.words("because", read=itemgetter("reason")).part(2),
@@ -201,9 +199,9 @@ def _crossing(mode: str, rows: Sequence[Row], colors: Mapping[str, str]) -> Char
     counts: dict[tuple[str, str], Counter[str]] = {}
     order: dict[tuple[str, str], tuple[int, ...]] = {}
     for row in rows:
-        box = _batch_range(row["batch_size"]), name_degrees(row, ("tp", "pp", "ep"))
+        box = _batch_range(row["batch_size"]), candidates.name_degrees(row, ("tp", "pp", "ep"))
         order[box] = (row["batch_size"], *(row[axis] for axis in ("pp", "ep", "tp")))
-        counts.setdefault(box, Counter())[describe_verdict(row["verdict"])] += 1
+        counts.setdefault(box, Counter())[candidates.describe_verdict(row["verdict"])] += 1
     what = "degrees of a replica" + (" (decode)" if mode == "disaggregated" else "")
     boxes = sorted(counts, key=order.__getitem__)
     table = Table.of(

@@ -18,15 +18,8 @@ from foretoken.domain.requests.training_search import (
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.domain.units import MS_PER_S, S_PER_DAY
 from foretoken.page.block import Column, Table
-from foretoken.simulator.report.search_candidates import (
-    PLACE,
-    Row,
-    bound_columns,
-    first_of_each,
-    list_rows,
-    name_place,
-    ranked_rows,
-)
+from foretoken.simulator.report import search_candidates as candidates
+from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.what_if import percent
 
 # What makes a layout; all else is how its work is cut in time, and what is kept where.
@@ -65,12 +58,12 @@ def report_rows(report: TrainingSearchReport) -> list[Row]:
 
     Ties are with the best. What did not fit once it was simulated has no rank.
     """
-    rows = ranked_rows(list_rows(report.candidates))
+    rows = candidates.ranked_rows(candidates.list_rows(report.candidates))
     tied = {find_best(report, rows)["name"], *report.ties} if rows and report.ties else set()
     return [
         {
             **row,
-            "place": name_place(row, is_tie=row["name"] in tied),
+            "place": candidates.name_place(row, is_tie=row["name"] in tied),
             "bounds": figure_bounds(row),
         }
         for row in rows
@@ -91,7 +84,7 @@ def other_ties(report: TrainingSearchReport, best: Row) -> list[str]:
 
 def best_of_layouts(rows: Sequence[Row]) -> list[Row]:
     """Return the best of each layout: others differ in micro batches, ZeRO, overlap and such."""
-    return first_of_each(rows, _LAYOUT)
+    return candidates.first_of_each(rows, _LAYOUT)
 
 
 def best_by_objective(report: TrainingSearchReport, rows: Sequence[Row]) -> list[tuple[str, Row]]:
@@ -290,7 +283,7 @@ OF_CHANGES = (
 
 def ranking_columns(rows: Sequence[Row]) -> list[Column]:
     """Return the columns of a ranking."""
-    return [NAME, PLACE, *_figures(rows)]
+    return [NAME, candidates.PLACE, *_figures(rows)]
 
 
 def _figures(rows: Sequence[Row], *, is_whole: bool = True) -> list[Column]:
@@ -313,7 +306,7 @@ def _figures(rows: Sequence[Row], *, is_whole: bool = True) -> list[Column]:
         )
     columns.append(Column.of(_THROUGHPUT))
     if is_whole:
-        columns += bound_columns(_THROUGHPUT)
+        columns += candidates.bound_columns(_THROUGHPUT)
     names = ("step_time_ms", *(_RATIOS if is_whole else ()), "margin_bytes")
     columns += [Column.of(name) for name in names]
     if any(row[_COST] > 0 for row in rows):

@@ -9,31 +9,11 @@ from foretoken.page.block import Cell, Column, Table, Value
 from foretoken.page.chart import BLUE, GREEN, GREY, VERMILION, Plot
 from foretoken.page.curve import draw_intervals, draw_parts
 from foretoken.page.section import Section
+from foretoken.simulator.report import training_search_rows as strategies
 from foretoken.simulator.report.fronts import training_fronts_section
 from foretoken.simulator.report.memory_sections import fullest_of, memory_chart
 from foretoken.simulator.report.question import remark_sections, request_sections, sentence
 from foretoken.simulator.report.search_candidates import Row, describe_tied, explain_names
-from foretoken.simulator.report.training_search_rows import (
-    OF_CHANGES,
-    TO_TELL_APART,
-    best_of_layouts,
-    best_table,
-    closed_form_error,
-    describe_choices,
-    describe_devices,
-    describe_objective,
-    describe_ties,
-    figure_bounds,
-    find_best,
-    list_tie_commands,
-    other_ties,
-    ranked_figure,
-    ranking_columns,
-    read_request,
-    report_rows,
-    split_step,
-    strategies_per_s,
-)
 from foretoken.simulator.report.training_search_space import (
     counts_section,
     maps_section,
@@ -54,7 +34,7 @@ def training_search_sections(
 
     With `num_tokens` it says what a run to so many takes.
     """
-    rows = report_rows(report)
+    rows = strategies.report_rows(report)
     sections = [_overview(report, rows), counts_section(report)]
     if rows:
         of_run = (
@@ -64,12 +44,12 @@ def training_search_sections(
         best = Section(
             title="The best by each measure",
             intro=of_run if num_tokens > 0 else "",
-            table=best_table(report, rows, num_tokens),
+            table=strategies.best_table(report, rows, num_tokens),
         )
         sections += [_ranking(rows, report), best]
         if any(row["placement"] for row in rows):
             sections.append(placements_section(rows))
-        if other_ties(report, find_best(report, rows)):
+        if strategies.other_ties(report, strategies.find_best(report, rows)):
             sections.append(_ties(report, rows))
         sections.append(training_fronts_section(rows, report.num_fitting))
     if report.cells:
@@ -83,8 +63,8 @@ def training_search_sections(
                 " today{}. Next to the best of each change stands what today's best makes of it.",
                 "Tokens/s per GPU of the best strategy",
                 report.sensitivities,
-                find_best(report, rows)["name"] if rows else "",
-                OF_CHANGES,
+                strategies.find_best(report, rows)["name"] if rows else "",
+                strategies.OF_CHANGES,
             )
         )
     origin = f"Predictor {report.model_version or 'no trained model'}"
@@ -93,7 +73,7 @@ def training_search_sections(
 
 
 def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
-    speed = strategies_per_s(report)
+    speed = strategies.strategies_per_s(report)
     counts = (
         f"Of {report.num_points:,} strategies {report.num_legal:,} can run, {report.num_fitting:,}"
         f" have the memory and {report.num_simulated:,} were simulated event by event, in"
@@ -106,20 +86,20 @@ def _overview(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
             warning="No strategy of this space can run and has the memory; see why below.",
             intro=counts,
         )
-    best = find_best(report, rows)
-    ranked_by = describe_objective(read_request(report).get("objective", ""))
-    tied = describe_tied(other_ties(report, best), _MAX_TIES)
+    best = strategies.find_best(report, rows)
+    ranked_by = strategies.describe_objective(strategies.read_request(report).get("objective", ""))
+    tied = describe_tied(strategies.other_ties(report, best), _MAX_TIES)
     return Section(
         title="The best strategy",
         intro=f"{best['name']} ranks first{f' by {ranked_by}' if ranked_by else ''}:"
-        f" {describe_choices(best)}.{tied} {counts}",
+        f" {strategies.describe_choices(best)}.{tied} {counts}",
         facts=_facts(best),
     )
 
 
 def _facts(best: Row) -> list[Value]:
     others = ("bubble_ratio", "exposed_communication_ratio")
-    low, high = figure_bounds(best)
+    low, high = strategies.figure_bounds(best)
     facts = [
         Value.of(_THROUGHPUT, best, low=low, high=high),
         Value(
@@ -133,7 +113,7 @@ def _facts(best: Row) -> list[Value]:
             best,
             ", ".join(f"{METRICS[name].label} {METRICS[name].words(best)}" for name in others),
         ),
-        Value.of("margin_bytes", best, describe_devices(best)),
+        Value.of("margin_bytes", best, strategies.describe_devices(best)),
     ]
     if best["usd_per_step"] > 0:
         facts.append(Value.of(_COST, best, f"USD {METRICS['usd_per_step'].words(best)} a step"))
@@ -141,7 +121,7 @@ def _facts(best: Row) -> list[Value]:
 
 
 def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
-    shown = best_of_layouts(rows)
+    shown = strategies.best_of_layouts(rows)
     listed = f" {len(rows):,} of them are listed;" if len(rows) < report.num_fitting else ""
     return Section(
         title="Ranking",
@@ -152,25 +132,25 @@ def _ranking(rows: Sequence[Row], report: TrainingSearchReport) -> Section:
             " layers run the same operators share the errors of these, so only the best of them"
             f" ties. {explain_names(row['name'] for row in shown)}"
         ),
-        table=Table.of(shown, *ranking_columns(rows)),
+        table=Table.of(shown, *strategies.ranking_columns(rows)),
     )
 
 
 def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
-    best = find_best(report, rows)
-    names = {best["name"], *other_ties(report, best)}
+    best = strategies.find_best(report, rows)
+    names = {best["name"], *strategies.other_ties(report, best)}
     tied = [best, *(row for row in rows if row["name"] in names and row is not best)]
     # Those behind show where a tie ends.
-    behind = [row for row in best_of_layouts(rows) if row["name"] not in names]
+    behind = [row for row in strategies.best_of_layouts(rows) if row["name"] not in names]
     shown = tied[:_MAX_BARS]
-    name, _ = ranked_figure(report)
+    name, _ = strategies.ranked_figure(report)
     title, intervals = METRICS[name].title, {}
     for row in [*shown, *behind[:3]]:
-        low, high = figure_bounds(row, name)
+        low, high = strategies.figure_bounds(row, name)
         intervals[row["name"]] = (low, row[name], high)
-    in_words = " ".join(sentence(line) for line in describe_ties(report, rows)[1:])
+    in_words = " ".join(sentence(line) for line in strategies.describe_ties(report, rows)[1:])
     to_measure = (
-        " " + sentence(f"{TO_TELL_APART} what is listed below")
+        " " + sentence(f"{strategies.TO_TELL_APART} what is listed below")
         if report.tie_calls
         else " Measure two of them before you believe an order."
     )
@@ -181,7 +161,7 @@ def _ties(report: TrainingSearchReport, rows: Sequence[Row]) -> Section:
         f" by less than the error of the difference.{cut} {in_words}{to_measure}",
         table=Table.listed(
             headers=("command", "its error moves"),
-            rows=list_tie_commands(report),
+            rows=strategies.list_tie_commands(report),
             text_columns=(0, 1),
         )
         if report.tie_calls
@@ -218,7 +198,11 @@ def finalists_section(finalists: Sequence[StrategyFinalist]) -> Section:
         " hides; the bubble is waiting for other stages.",
         colors=_OF_STEP_PART,
     )
-    steps = {one.name: split_step(one.report) for one in finalists if one.report.step_time_ms > 0}
+    steps = {
+        one.name: strategies.split_step(one.report)
+        for one in finalists
+        if one.report.step_time_ms > 0
+    }
     pictures = [draw_parts(plot, steps, Column(title="time (ms)"))] if steps else []
     fullest = {one.name: fullest_of(one.report.memory) for one in finalists if one.report.memory}
     if fullest:
@@ -249,7 +233,7 @@ FINALIST_COLUMNS = (
         read=lambda finalist: describe_step(finalist.report.step_time_ms),
     ),
     Column(title="closed form", read=lambda finalist: describe_step(finalist.closed_form_ms)),
-    Column(title="off by", read=lambda finalist: f"{closed_form_error(finalist):+.2%}"),
+    Column(title="off by", read=lambda finalist: f"{strategies.closed_form_error(finalist):+.2%}"),
     *(Column.of(name).part("report") for name in _OF_REPORT),
     Column.words("verdict", read=_verdict),
 )

@@ -11,12 +11,8 @@ from foretoken.page.block import Chart, Column, Table
 from foretoken.page.chart import BLUE, GREEN, ORANGE, PURPLE, SKY, Plot
 from foretoken.page.curve import draw_counts, draw_spans
 from foretoken.page.section import Section
+from foretoken.simulator.report import training_search_rows as strategies
 from foretoken.simulator.report.search_candidates import Row, first_of_each
-from foretoken.simulator.report.training_search_rows import (
-    describe_verdict,
-    figure_bounds,
-    ruled_out_table,
-)
 
 _AXIS_NAMES = {
     "tp": "tensor parallel",
@@ -46,19 +42,19 @@ def counts_section(report: TrainingSearchReport) -> Section:
     named = dict(zip(_OF_STAGE, left, strict=True))
     pictures = [draw_counts(plot, named, unit, total=report.num_points)]
     for item in sorted(report.ruled_out, key=lambda item: -item.num_strategies):
-        counts[describe_verdict(item.verdict)] += item.num_strategies
+        counts[strategies.describe_verdict(item.verdict)] += item.num_strategies
     plot = Plot(
         title="What rules strategies out",
         caption="A strategy is counted once, by the first rule that it breaks; then those that say"
         " the same as another, of which the other counts; memory last.",
-        colors={describe_verdict("memory"): PURPLE},
+        colors={strategies.describe_verdict("memory"): PURPLE},
     )
     if counts:
         pictures.append(draw_counts(plot, counts, unit))
     return Section(
         title="Every strategy, counted",
         pictures=pictures,
-        table=ruled_out_table(report) if counts else None,
+        table=strategies.ruled_out_table(report) if counts else None,
     )
 
 
@@ -140,7 +136,9 @@ def placements_section(rows: Sequence[Row]) -> Section:
             Column.of("tokens_per_s_per_gpu"),
             Column(
                 title="90 % interval",
-                read=lambda row: " to ".join(format_number(bound) for bound in figure_bounds(row)),
+                read=lambda row: " to ".join(
+                    format_number(bound) for bound in strategies.figure_bounds(row)
+                ),
             ),
         ),
     )

@@ -16,26 +16,8 @@ from foretoken.page.block import Chart, Column, Table, Value
 from foretoken.page.chart import Plot
 from foretoken.page.curve import Curve, draw_curves, draw_intervals, draw_parts, draw_spans
 from foretoken.page.section import Section
-from foretoken.simulator.report.memory_sections import (
-    device_rules,
-    fullest_of,
-    memory_chart,
-    parts_section,
-    peak_table,
-)
-from foretoken.simulator.report.palette import (
-    BOUNDS_CAPTION,
-    OF_STREAM,
-    describe_interval,
-    groups_chart,
-    provenance_chart,
-)
-from foretoken.simulator.report.question import (
-    list_remarks,
-    refusal,
-    remark_sections,
-    scenario_section,
-)
+from foretoken.simulator.report import memory_sections as peaks
+from foretoken.simulator.report import palette, question
 from foretoken.simulator.report.rank_traffic import traffic_section
 from foretoken.simulator.training.stream_spans import (
     SpanArrays,
@@ -62,14 +44,14 @@ def training_sections(report: TrainingReport) -> list[Section]:
     """Return overview, pipeline, time, memory, components and configuration of a step."""
     sections = [_overview(report), *step_sections({"": report})]
     if report.memory:
-        sections.append(parts_section(report.memory))
+        sections.append(peaks.parts_section(report.memory))
     traffic = traffic_section(report)
     if traffic is not None:
         sections.append(traffic)
     if report.components:
         sections.append(components(report))
-    sections += remark_sections(list_remarks(report))
-    return [*sections, scenario_section(report.scenario_json)]
+    sections += question.remark_sections(question.list_remarks(report))
+    return [*sections, question.scenario_section(report.scenario_json)]
 
 
 def step_sections(reports: Reports) -> list[Section]:
@@ -141,7 +123,7 @@ def span_chart(title: str, spans: Mapping[str, SpanArrays], caption: str) -> Cha
         batches = [batch if batch >= 0 else None for batch in some.micro_batch.tolist()]
         times = (some.start_ms.tolist(), some.end_ms.tolist())
         rows += zip(named, *times, kinds, batches, some.chunk.tolist(), strict=True)
-    plot = Plot(title=title, caption=caption, colors=OF_STREAM)
+    plot = Plot(title=title, caption=caption, colors=palette.OF_STREAM)
     return draw_spans(plot, Table(columns=columns, rows=rows))
 
 
@@ -158,9 +140,9 @@ def time(reports: Reports) -> Section:
         bounds = ("step_time_low_ms", "step_time_ms", "step_time_high_ms")
         of_bounds = attrgetter(*bounds)
         steps = {label: of_bounds(report) for label, report in reports.items()}
-        plot = Plot(title="Step time with its interval", caption=BOUNDS_CAPTION)
+        plot = Plot(title="Step time with its interval", caption=palette.BOUNDS_CAPTION)
         pictures.append(draw_intervals(plot, steps, Column.of(METRICS["step_time_ms"])))
-    pictures.append(groups_chart("Critical stage, one step", groups, _TIME_MS, caption))
+    pictures.append(palette.groups_chart("Critical stage, one step", groups, _TIME_MS, caption))
     spans = {label: span_arrays(report.spans) for label, report in reports.items()}
     if any(len(found.kind) for found in spans.values()):
         pictures.append(_streams(spans))
@@ -172,7 +154,7 @@ def time(reports: Reports) -> Section:
         if report.step_time_ratio_by_provenance
     }
     if shares:
-        pictures.append(provenance_chart(shares))
+        pictures.append(palette.provenance_chart(shares))
     return Section(title="Where the time goes", pictures=pictures)
 
 
@@ -188,7 +170,7 @@ def _streams(spans: Mapping[str, SpanArrays]) -> Chart:
         "Passes contain the tensor-parallel communication that waits for nothing else. Exposed"
         " communication is transfers, reductions and gathers with no computation during them."
     )
-    plot = Plot(title="Every stage, one step", caption=caption + cut, colors=OF_STREAM)
+    plot = Plot(title="Every stage, one step", caption=caption + cut, colors=palette.OF_STREAM)
     return draw_parts(plot, rows, _TIME_MS)
 
 
@@ -207,7 +189,7 @@ def _axes(reports: Reports) -> Chart:
         " by how much it slows that is the overlap slowdown."
     )
     title = "Communication of the critical stage"
-    plot = Plot(title=title, caption=caption, colors=OF_STREAM)
+    plot = Plot(title=title, caption=caption, colors=palette.OF_STREAM)
     return draw_parts(plot, rows, _TIME_MS)
 
 
@@ -223,7 +205,7 @@ def memory(reports: Reports) -> Section:
         shown = _shown_stages(report.memory, _MAX_BARS // len(reports))
         rows |= {_named(label, f"stage {stage.stage}"): stage for stage in shown}
         cut += _say_cut(label, len(shown), len(report.memory))
-    pictures = [memory_chart(rows, "Peak memory of one device", cut)]
+    pictures = [peaks.memory_chart(rows, "Peak memory of one device", cut)]
     held = {label: r for label, r in reports.items() if len(r.memory_timeline.time_ms)}
     if held:
         pictures.append(_memory_over_time(held))
@@ -234,14 +216,14 @@ def memory(reports: Reports) -> Section:
             " for it, with what the driver and communicators hold, and decides whether it fits."
         ),
         pictures=pictures,
-        table=peak_table(next(iter(reports.values())).memory) if len(reports) == 1 else None,
+        table=peaks.peak_table(next(iter(reports.values())).memory) if len(reports) == 1 else None,
     )
 
 
 def _shown_stages(stages: Sequence[StageMemory], most: int) -> Sequence[StageMemory]:
     if len(stages) <= most:
         return stages
-    numbers, fullest = [stage.stage for stage in stages], fullest_of(stages).stage
+    numbers, fullest = [stage.stage for stage in stages], peaks.fullest_of(stages).stage
     picked = pick_stages(numbers, most)
     if fullest not in picked:
         picked = [*pick_stages(numbers, most - 1), fullest]
@@ -268,7 +250,7 @@ def _memory_over_time(reports: Reports) -> Chart:
         cut += _say_cut(label, len(shown), len(all_stages), ", with the fullest")
     caption = "What tensors occupy on one device of a stage, from the step's start to its end."
     sizes = [size / GIB for report in reports.values() if (size := report.device_memory_bytes)]
-    title, rules = "Allocated memory over the step", device_rules(sizes, "y")
+    title, rules = "Allocated memory over the step", peaks.device_rules(sizes, "y")
     plot = Plot(title=title, caption=caption + cut, rules=rules)
     return draw_curves(plot, curves, x=_TIME_MS, y=Column(title="GiB"), is_step=True)
 
@@ -321,7 +303,7 @@ def components(report: TrainingReport) -> Section:
 
 
 def _overview(report: TrainingReport) -> Section:
-    warning = refusal("configuration cannot run", report.feasibility)
+    warning = question.refusal("configuration cannot run", report.feasibility)
     if report.step_time_ms == 0:
         return Section(title="Training step", warning=warning)
     intro = (
@@ -344,7 +326,7 @@ def _facts(report: TrainingReport) -> list[Value]:
         return Value(label=METRICS[name].label, value=time_ms / scale, unit=unit, note=note)
 
     low, high = report.step_time_low_ms / scale, report.step_time_high_ms / scale
-    facts = [fact("step_time_ms", report.step_time_ms, describe_interval(low, high, unit))]
+    facts = [fact("step_time_ms", report.step_time_ms, palette.describe_interval(low, high, unit))]
     if report.step_time_raw_ms not in (0, report.step_time_ms):
         change = f"calibration: {report.step_time_ms / report.step_time_raw_ms - 1:+.1%}"
         facts.append(fact("step_time_raw_ms", report.step_time_raw_ms, change))
