@@ -106,7 +106,6 @@ Reports = Mapping[str, SearchReport]
 _NUM_BEST = 10
 # More points of a search than this make a page slow to open; the rest are left out evenly.
 _MAX_POINTS = 1000
-_SEARCH = "_search"
 _BATCH = "global_batch_size"
 _Finalist = TypeVar("_Finalist", Finalist, StrategyFinalist)
 
@@ -117,30 +116,24 @@ def search_charts(reports: Reports) -> list[Section]:
     training = {label: r for label, r in reports.items() if isinstance(r, TrainingSearchReport)}
     rows: Mapping[str, Sequence[Row]]
     if serving:
-        of_kind, make_looks = fronts.SERVING_FRONTS, fronts.serving_looks
+        of_kind, words = fronts.SERVING_FRONTS, fronts.SERVING_WORDS
         throughput = "output_throughput_tps_per_gpu"
         rows = {label: candidate_rows(report.candidates) for label, report in serving.items()}
     else:
-        of_kind, make_looks = fronts.TRAINING_FRONTS, fronts.training_looks
+        of_kind, words = fronts.TRAINING_FRONTS, fronts.TRAINING_WORDS
         throughput = "tokens_per_s_per_gpu"
         rows = name_alike({label: report_rows(report) for label, report in training.items()})
     ranked = {label: ranked_rows(found) for label, found in rows.items()}
     drawn = []
     for label, found in ranked.items():
-        kept = {row["name"] for row in found if any(row[front.column] for front in of_kind)}
-        drawn += [{**row, _SEARCH: label} for row in fronts.thin_rows(found, kept, _MAX_POINTS)]
-    looks = replace(
-        make_looks(drawn),
-        group=lambda row: str(row[_SEARCH]),
-        labels={},
-        is_line_by_group=True,
-    )
+        kept = {row["name"] for row in found if any(row[column] for column in of_kind)}
+        drawn += [{**row, "group": label} for row in fronts.thin_rows(found, kept, _MAX_POINTS)]
     sections = [
         Section(
             title="Pareto fronts",
             intro="Every point is a candidate that qualifies, in the colour of its search; a line"
             " goes through those on the front of their search.",
-            pictures=fronts.front_charts(of_kind, drawn, looks),
+            pictures=fronts.front_charts(of_kind, drawn, words),
         ),
         _best(rows, ranked, throughput),
     ]
