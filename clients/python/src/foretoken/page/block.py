@@ -158,7 +158,6 @@ class Table:
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Scalar | Cell]]
-    caption: str = ""
 
     @classmethod
     def of(cls, records: Iterable[Any], *columns: Column) -> Self:
@@ -290,7 +289,6 @@ def _plain(cell: Scalar | Cell) -> Scalar:
 def _table_to_json(table: Table) -> dict[str, Any]:
     shown = ("name", "title", "unit", "better", "is_text")
     return {
-        "caption": table.caption,
         "columns": [{name: getattr(column, name) for name in shown} for column in table.columns],
         "rows": [[_plain(cell) for cell in row] for row in table.rows],
         "tones": {

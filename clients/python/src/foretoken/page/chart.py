@@ -20,6 +20,7 @@ _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _HEIGHT, _ROW, _MOST_HEIGHT = 300, 22, 900
 # An axis is logarithmic where its values span more than this.
 _LOG_SPAN = 40.0
+LOG_CAPTION = f"An axis is logarithmic where its values span more than a factor of {_LOG_SPAN:g}."
 # The wheel scrolls the page unless shift is held.
 _ZOOM = {"type": "interval", "zoom": "wheel![event.shiftKey]"}
 _FAINT = 0.12

@@ -86,11 +86,8 @@ def render_sections(title: str, subtitle: str, sections: Sequence[UsualSection])
 def render_main(page: Page) -> Markup:
     """Return the header and the `main` of a page, to be put where a live page has its own."""
     subtitle = Markup("<p>{}</p>\n").format(page.subtitle) if page.subtitle else Markup()
-    lines = _join(
-        Markup("<dt>{}</dt><dd>{}</dd>\n").format(name, _with_code(text))
-        for name, text in page.about
-    )
-    about = Markup('<dl class="about">\n{}</dl>\n').format(lines) if lines else Markup()
+    lines = [_tag("dt", name) + _tag("dd", _with_code(text)) + "\n" for name, text in page.about]
+    about = _tag("dl", "\n", *lines, class_="about") + "\n" if lines else Markup()
     return Markup("<header>\n<h1>{}</h1>\n{}{}</header>\n<main>\n{}</main>\n").format(
         page.title, subtitle, about, render_blocks(page.blocks)
     )
@@ -115,10 +112,10 @@ def _block(block: Block, level: int) -> Markup:
         case Chart():
             written = _chart(block, level)
         case Text(tone="code"):
-            written = Markup('<pre tabindex="0">{}</pre>\n').format(block.text)
+            written = _tag("pre", block.text, tabindex="0") + "\n"
         case Text():
-            tone = Markup(' class="paragraph-alert"') if block.tone else Markup()
-            written = Markup("<p{}>{}</p>\n").format(tone, _with_code(block.text))
+            tone = "paragraph-alert" if block.tone else ""
+            written = _tag("p", _with_code(block.text), class_=tone) + "\n"
     return written
 
 
@@ -126,31 +123,26 @@ def _figures(figures: Figures) -> Markup:
     parts = []
     for value in figures.values:
         notes = [note for note in (value.interval, value.note) if note]
-        note = Markup("<dd>{}</dd>").format("; ".join(notes)) if notes else Markup()
-        parts.append(
-            Markup("<div><dt>{}</dt><dd>{}</dd>{}</div>\n").format(value.label, value.text, note)
-        )
-    return Markup('<dl class="figures">\n{}</dl>\n').format(_join(parts))
+        said = [value.text, "; ".join(notes)] if notes else [value.text]
+        words = _tag("dt", value.label), *(_tag("dd", text) for text in said)
+        parts.append(_tag("div", *words) + "\n")
+    return _tag("dl", "\n", *parts, class_="figures") + "\n"
 
 
 def _chart(chart: Chart, level: int) -> Markup:
     title = _heading(chart.title, level) if chart.title else Markup()
     label = f"{chart.title}. {chart.caption}".strip(". ")
-    plot = Markup('<div class="plot" role="img" aria-label="{}"></div>\n').format(label)
-    text = Markup("<figcaption>{}</figcaption>\n").format(_with_code(chart.caption))
-    table = Markup("<details><summary>Table</summary>\n{}</details>\n").format(
-        _table(chart.table, is_in_chart=True)
-    )
-    return Markup('{}<figure class="chart">\n{}{}{}{}</figure>\n').format(
-        title, plot, text if chart.caption else Markup(), table, _data(chart)
-    )
+    plot = _tag("div", class_="plot", role="img", aria_label=label)
+    text = _tag("figcaption", _with_code(chart.caption)) + "\n" if chart.caption else Markup()
+    table = _tag("summary", "Table"), "\n", _table(chart.table, is_in_chart=True)
+    parts = "\n", plot, "\n", text, _tag("details", *table), "\n", _data(chart)
+    return title + _tag("figure", *parts, class_="chart") + "\n"
 
 
 def _table(table: Table, *, is_in_chart: bool = False) -> Markup:
     is_long = len(table.rows) > MOST_ROWS
     headers = _join(_header(column) for column in table.columns)
     rows = _join(_row(table.columns, row) for row in table.rows[:MOST_ROWS])
-    caption = Markup("<caption>{}</caption>").format(table.caption) if table.caption else Markup()
     tools = (
         Markup(
             '<div class="tools" hidden><label>Filter <input type="search"></label> <span'
@@ -163,12 +155,11 @@ def _table(table: Table, *, is_in_chart: bool = False) -> Markup:
     is_data = is_long and not is_in_chart
     return Markup(
         '<div class="table"{}>\n{}<div class="scroll" tabindex="0" role="group" aria-label="{}">\n'
-        "<table>{}<thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody></table>\n</div>\n{}</div>\n"
+        "<table><thead><tr>{}</tr></thead>\n<tbody>\n{}</tbody></table>\n</div>\n{}</div>\n"
     ).format(
         Markup(" data-long") if is_data else Markup(),
         tools,
-        table.caption or "table: " + ", ".join(column.title for column in table.columns),
-        caption,
+        "table: " + ", ".join(column.title for column in table.columns),
         headers,
         rows,
         _data(table) if is_data else Markup(),
@@ -178,9 +169,8 @@ def _table(table: Table, *, is_in_chart: bool = False) -> Markup:
 def _header(column: Column) -> Markup:
     if not column.title:
         return Markup("<td></td>")
-    title = Markup(' title="{}"').format(column.definition) if column.definition else Markup()
-    words = Markup(' class="text"') if column.is_text else Markup()
-    return Markup('<th scope="col"{}{}>{}</th>').format(words, title, column.title)
+    kind = "text" if column.is_text else ""
+    return _tag("th", column.title, scope="col", class_=kind, title=column.definition)
 
 
 def _row(columns: Sequence[Column], row: Sequence[Scalar | Cell]) -> Markup:
@@ -189,14 +179,10 @@ def _row(columns: Sequence[Column], row: Sequence[Scalar | Cell]) -> Markup:
         value = cell.value if isinstance(cell, Cell) else cell
         names = [f"tone-{cell.tone}"] if isinstance(cell, Cell) else []
         names += ["text"] if column.is_text else []
-        attributes = Markup(' class="{}"').format(" ".join(names)) if names else Markup()
-        if isinstance(value, int | float):
-            attributes += Markup(' data-value="{}"').format(float(value))
-        tag = Markup("td") if place else Markup("th")
-        scope = Markup() if place else Markup(' scope="row"')
-        text = _with_code(column.text(cell))
-        cells.append(Markup("<{0}{1}{2}>{3}</{0}>").format(tag, scope, attributes, text))
-    return Markup("<tr>{}</tr>\n").format(_join(cells))
+        number = str(float(value)) if isinstance(value, int | float) else ""
+        looks = {"scope": "" if place else "row", "class_": " ".join(names), "data_value": number}
+        cells.append(_tag("td" if place else "th", _with_code(column.text(cell)), **looks))
+    return _tag("tr", *cells) + "\n"
 
 
 def _data(block: Block) -> Markup:
@@ -208,7 +194,17 @@ def _data(block: Block) -> Markup:
 
 
 def _heading(title: str, level: int) -> Markup:
-    return Markup("<h{0}>{1}</h{0}>\n").format(min(level, _DEEPEST_HEADING), title)
+    return _tag(f"h{min(level, _DEEPEST_HEADING)}", title) + "\n"
+
+
+def _tag(name: str, *content: str, **attributes: str) -> Markup:
+    """Return an element of escaped content; attributes that are empty are left out."""
+    written = _join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value)
+        for key, value in attributes.items()
+        if value
+    )
+    return Markup("<{0}{1}>{2}</{0}>").format(name, written, _join(content))
 
 
 def _with_code(text: str) -> Markup:
@@ -222,7 +218,7 @@ def _own(text: str) -> Markup:
     return Markup(text)  # noqa: S704
 
 
-def _join(parts: Iterable[Markup]) -> Markup:
+def _join(parts: Iterable[str]) -> Markup:
     return Markup().join(parts)
 
 

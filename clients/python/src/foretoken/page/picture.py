@@ -35,7 +35,10 @@ def write_picture(path: Path, charts: Sequence[Chart]) -> None:
 
     """
     vega = load_vega()
-    spec = _whole(charts)
+    width_px = _WIDTH_PX if len(charts) == 1 else _PANEL_PX
+    views = [_alone(chart, width_px) for chart in charts]
+    spec = views[0] if len(views) == 1 else {"concat": views, "columns": _COLUMNS}
+    spec = {"config": _CONFIG, **spec}
     match path.suffix:
         case ".png":
             path.write_bytes(vega.vegalite_to_png(spec, scale=_PNG_SCALE))
@@ -59,14 +62,6 @@ def load_vega() -> Any:
             "picture", f"needs {err.name}: pip install 'foretoken[pictures]'; pages need no more"
         ) from err
     return vl_convert
-
-
-def _whole(charts: Sequence[Chart]) -> Spec:
-    """Return the specification of all charts, in rows if they are many."""
-    if len(charts) == 1:
-        return {"config": _CONFIG, **_alone(charts[0], _WIDTH_PX)}
-    views = [_alone(chart, _PANEL_PX) for chart in charts]
-    return {"config": _CONFIG, "concat": views, "columns": _COLUMNS}
 
 
 def _alone(chart: Chart, width_px: int) -> Spec:

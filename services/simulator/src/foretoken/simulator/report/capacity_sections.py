@@ -7,7 +7,7 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limit
 from foretoken.domain.requests.search import CapacityProbe, CapacityReport
 from foretoken.page.block import Cell, Chart, Column, Table, Value
-from foretoken.page.chart import Plot, Rule
+from foretoken.page.chart import LOG_CAPTION, Plot, Rule
 from foretoken.page.curve import draw_intervals
 from foretoken.page.section import Section
 from foretoken.simulator.report.palette import describe_interval
@@ -61,8 +61,7 @@ def _load_sections(
     }
     caption = (
         "Each point is a simulation at that rate; a ring misses a target, or was cut short as its"
-        f" queue only grew. {remark} An axis is logarithmic where its values span more than a"
-        " factor of 40."
+        f" queue only grew. {remark} {LOG_CAPTION}"
     )
     charts = [*before, *load_charts(probes, caption, rules)]
     return [Section(title="Load and latency", pictures=charts)] if charts else []

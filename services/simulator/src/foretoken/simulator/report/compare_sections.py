@@ -6,7 +6,6 @@ from dataclasses import replace
 from math import log
 from typing import TypeVar
 
-from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.requests.search import Finalist, ServingSearchReport
 from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
@@ -76,8 +75,11 @@ def _figures(runs: Sequence[compare_runs.ComparedRun]) -> Section:
     figures = compare_runs.compare_figures([run.report for run in runs])
     first, *others = runs
     ratios = (f"{run.letter} / {first.letter}" for run in others)
-    # What differs most comes first, and what is the same last.
-    ordered = sorted(figures, key=lambda figure: -_difference(figure))
+    # What differs most from the first comes first, what is the same or has no ratio last.
+    ordered = sorted(
+        figures,
+        key=lambda figure: min((-abs(log(ratio)) for ratio in figure.ratios if ratio), default=0.0),
+    )
     rows = [
         (
             figure.title,
@@ -91,12 +93,6 @@ def _figures(runs: Sequence[compare_runs.ComparedRun]) -> Section:
         intro="What differs most comes first.",
         table=Table.listed(("figure", *(run.letter for run in runs), *ratios), rows),
     )
-
-
-def _difference(figure: Figure) -> float:
-    """Return how far values are from the first, as a logarithm; those that have no ratio last."""
-    ratios = [ratio for ratio in figure.ratios if ratio]
-    return max((abs(log(ratio)) for ratio in ratios), default=0.0)
 
 
 SearchReport = ServingSearchReport | TrainingSearchReport

@@ -56,24 +56,19 @@ OF_SERVING_MEMORY: Mapping[str, str] = {
     "reserved": GREY,
 }
 
-# By the names in `SPAN_KINDS`.
-OF_SPAN: Mapping[str, str] = {
+# How a stage spends the step: what `kind_label` makes of `SPAN_KINDS`, and the rest.
+OF_STREAM: Mapping[str, str] = {
     "forward": BLUE,
     "backward": ORANGE,
-    "backward_input": YELLOW,
-    "backward_weight": "#8c6d1f",
+    "backward input": YELLOW,
+    "backward weight": "#8c6d1f",
     "optimizer": GREEN,
     "host": "#5f6b7a",
-    "send_forward": PURPLE,
-    "send_backward": "#a06a95",
-    "gradient_reduction": VERMILION,
-    "parameter_gather": "#e9a3c4",
+    "send forward": PURPLE,
+    "send backward": "#a06a95",
+    "gradient reduction": VERMILION,
+    "parameter gather": "#e9a3c4",
     "exchange": SKY,
-}
-
-# How a stage spends the step.
-OF_STREAM: Mapping[str, str] = {
-    **{name.replace("_", " "): color for name, color in OF_SPAN.items()},
     "exposed communication": VERMILION,
     "hidden communication": "#f0b48c",
     "waiting": GREY,

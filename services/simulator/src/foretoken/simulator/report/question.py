@@ -147,13 +147,10 @@ def _shorten(content: object) -> object:
     if not isinstance(content, dict):
         return content
     return {
-        key: f"{len(_requests(value))} requests, not shown"
+        # A trace is its requests as they are written, or columns of them.
+        key: f"{len(next(iter(value.values())) if isinstance(value, dict) else value)} requests,"
+        " not shown"
         if key == "trace_requests" and value
         else _shorten(value)
         for key, value in content.items()
     }
-
-
-def _requests(trace: Any) -> Sequence[Any]:
-    """Return the requests of a trace as it is written, or a column of them."""
-    return next(iter(trace.values())) if isinstance(trace, Mapping) else trace

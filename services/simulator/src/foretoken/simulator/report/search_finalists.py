@@ -10,7 +10,7 @@ from foretoken.domain.metrics.registry import ATTAINMENT, METRICS, describe_limi
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.requests.search import CandidateColumns, CapacityProbe, Finalist
 from foretoken.page.block import Cell, Chart, Column, Table
-from foretoken.page.chart import SERIES, Plot, Rule
+from foretoken.page.chart import LOG_CAPTION, SERIES, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.section import Section
 from foretoken.simulator.report import search_candidates as candidates
@@ -44,16 +44,11 @@ def finalist_sections(found: Sequence[tuple[Finalist, CandidateColumns]]) -> lis
     caption = (
         "Each point is a run, by the requests/s that were served; the load rises along a curve,"
         " with the same random numbers at each. A ring misses a target, or was cut short as its"
-        " queue only grew. An axis is logarithmic where its values span more than a factor of 40."
+        f" queue only grew. {LOG_CAPTION}"
     )
     charts = load_charts({finalist.name: finalist.load for finalist in finalists}, caption)
     loads = Section(title="Load and latency of the finalists", pictures=charts)
     return [figures, loads] if charts else [figures]
-
-
-def _has_slo(finalist: Finalist) -> bool:
-    scenario = json.loads(finalist.scenario_json or "{}")
-    return bool(scenario.get("slo_classes")) or any((scenario.get("slo") or {}).values())
 
 
 def finalist_columns(found: Sequence[tuple[Finalist, CandidateColumns]]) -> list[Column]:
@@ -72,7 +67,8 @@ def finalist_columns(found: Sequence[tuple[Finalist, CandidateColumns]]) -> list
         ),
     ]
     # Without an SLO every request would be in it.
-    if any(_has_slo(finalist) for finalist, _ in found):
+    scenarios = [json.loads(finalist.scenario_json or "{}") for finalist, _ in found]
+    if any(one.get("slo_classes") or any((one.get("slo") or {}).values()) for one in scenarios):
         columns.append(Column.of("slo_attainment_ratio").part("report").part(0))
     columns.append(Column.words("verdict", read=_verdict).part(0))
     return columns

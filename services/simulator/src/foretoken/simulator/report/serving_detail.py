@@ -19,7 +19,7 @@ from foretoken.domain.results.report import (
 )
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.page.block import Cell, Chart, Column, Table
-from foretoken.page.chart import Plot, Rule
+from foretoken.page.chart import LOG_CAPTION, Plot, Rule
 from foretoken.page.curve import Curve, draw_curves, draw_parts
 from foretoken.page.section import Section
 from foretoken.simulator.report.palette import OF_SERVING_MEMORY
@@ -43,9 +43,8 @@ def distributions(reports: Reports, colors: Sequence[str]) -> Section:
     """
     charts = []
     caption = (
-        "The share at or below a time; further left is better. An axis is logarithmic where its"
-        " values span more than a factor of 40. A dashed line is the objective of requests without"
-        " a class."
+        f"The share at or below a time; further left is better. {LOG_CAPTION} A dashed line is the"
+        " objective of requests without a class."
     )
     slos = [json.loads(r.scenario_json or "{}").get("slo", {}) for r in reports.values()]
     for metric in (metric.on_page() for metric in LIMITED.values()):

@@ -10,7 +10,7 @@ from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import ServingReport, describe_shares
 from foretoken.domain.units import MS_PER_S
 from foretoken.page.block import Column, Table, Value
-from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, SERIES, VERMILION, Plot
+from foretoken.page.chart import BLUE, GREEN, GREY, LOG_CAPTION, ORANGE, SERIES, VERMILION, Plot
 from foretoken.page.curve import Curve, draw_curves
 from foretoken.page.section import Section
 from foretoken.simulator.report import serving_detail as detail
@@ -172,10 +172,7 @@ def _percentiles(report: ServingReport, label: str) -> Section:
 
 def _latency_by_load(reports: Sequence[ServingReport]) -> Section:
     loads = [report.offered_rps for report in reports]
-    caption = (
-        "Time to first token counts from arrival, queueing included. An axis is logarithmic where"
-        " its values span more than a factor of 40."
-    )
+    caption = f"Time to first token counts from arrival, queueing included. {LOG_CAPTION}"
     charts = [
         draw_curves(
             Plot(title=f"{metric.label} against load", caption=caption),
