@@ -16,7 +16,7 @@ from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.results.report import Feasibility, ServingReport
 from foretoken.domain.results.training_report import TrainingReport
-from foretoken.simulator.report.compare_runs import (
+from foretoken.simulator.comparison import (
     Change,
     compare_figures,
     list_changes,

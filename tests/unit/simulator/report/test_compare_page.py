@@ -15,7 +15,7 @@ from foretoken.domain.requests.search import CandidateColumns
 from foretoken.domain.requests.training_search import StrategyColumns
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.result import AnyReport
-from foretoken.simulator.report.compare_runs import name_runs
+from foretoken.simulator.comparison import name_runs
 from foretoken.simulator.report.page import compare_sections, render_page
 from foretoken.simulator.report.serving_timeline import resample
 

@@ -106,7 +106,7 @@ def render_page(result: ResultMethods) -> str:
 def _list_figures(result: ResultMethods) -> Sequence[tuple[str, str]]:
     """Return the labels and texts of what a reader wants to see of a result."""
     if isinstance(result, _KEPT):
-        from foretoken.simulator.report.compare_runs import compare_figures
+        from foretoken.simulator.comparison import compare_figures
 
         return [(figure.title, figure.texts()[0]) for figure in compare_figures([result])]
     return [(name, _show(value)) for name, value in _flatten(schema.encode(result))]

@@ -48,7 +48,7 @@ from foretoken.domain.results.training_report import (
     TrafficColumns,
     TrainingReport,
 )
-from foretoken.simulator.report.compare_runs import (
+from foretoken.simulator.comparison import (
     Change,
     ComparedRun,
     compare_figures,

@@ -11,7 +11,8 @@ from foretoken.domain.requests.search import Finalist, ServingSearchReport
 from foretoken.domain.requests.training_search import StrategyFinalist, TrainingSearchReport
 from foretoken.page.block import Column, Table
 from foretoken.page.section import Section
-from foretoken.simulator.report import compare_runs, fronts
+from foretoken.simulator import comparison
+from foretoken.simulator.report import fronts
 from foretoken.simulator.report.search_candidates import (
     Row,
     candidate_rows,
@@ -27,12 +28,12 @@ from foretoken.simulator.report.training_search_sections import finalists_sectio
 _MAX_LETTERS = 80
 
 
-def compare_tables(runs: Sequence[compare_runs.ComparedRun]) -> list[Section]:
+def compare_tables(runs: Sequence[comparison.ComparedRun]) -> list[Section]:
     """Return the runs, what differs in what was asked and in what came of it."""
     return [_overview(runs), _changes(runs), _figures(runs)]
 
 
-def _overview(runs: Sequence[compare_runs.ComparedRun]) -> Section:
+def _overview(runs: Sequence[comparison.ComparedRun]) -> Section:
     table = Table.of(
         runs,
         Column.words("run", "label"),
@@ -44,16 +45,16 @@ def _overview(runs: Sequence[compare_runs.ComparedRun]) -> Section:
         Column.words("predictor", read=lambda run: run.report.model_version or "no trained model"),
         Column.words("job", "job_id").part("result"),
     )
-    intro = " ".join(compare_runs.list_remarks(runs))
+    intro = " ".join(comparison.list_remarks(runs))
     return Section(
-        title="Runs", warning=" ".join(compare_runs.list_warnings(runs)), intro=intro, table=table
+        title="Runs", warning=" ".join(comparison.list_warnings(runs)), intro=intro, table=table
     )
 
 
-def _changes(runs: Sequence[compare_runs.ComparedRun]) -> Section:
-    changes = compare_runs.list_changes([compare_runs.configuration_of(run.report) for run in runs])
+def _changes(runs: Sequence[comparison.ComparedRun]) -> Section:
+    changes = comparison.list_changes([comparison.configuration_of(run.report) for run in runs])
     rows = [
-        (change.path, *(compare_runs.shorten(value, _MAX_LETTERS) for value in change.values))
+        (change.path, *(comparison.shorten(value, _MAX_LETTERS) for value in change.values))
         for change in changes
     ]
     headers = ("key", *(run.letter for run in runs))
@@ -71,8 +72,8 @@ def _changes(runs: Sequence[compare_runs.ComparedRun]) -> Section:
     )
 
 
-def _figures(runs: Sequence[compare_runs.ComparedRun]) -> Section:
-    figures = compare_runs.compare_figures([run.report for run in runs])
+def _figures(runs: Sequence[comparison.ComparedRun]) -> Section:
+    figures = comparison.compare_figures([run.report for run in runs])
     first, *others = runs
     ratios = (f"{run.letter} / {first.letter}" for run in others)
     # What differs most from the first comes first, what is the same or has no ratio last.

@@ -11,8 +11,8 @@ from foretoken.domain.results.result import AnyReport
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.page.html import render_sections
 from foretoken.page.section import Section
+from foretoken.simulator.comparison import ComparedRun, list_echoes
 from foretoken.simulator.report.capacity_sections import capacity_charts, capacity_sections
-from foretoken.simulator.report.compare_runs import ComparedRun, list_echoes
 from foretoken.simulator.report.compare_sections import compare_tables, search_charts
 from foretoken.simulator.report.question import with_echo
 from foretoken.simulator.report.search_sections import search_sections

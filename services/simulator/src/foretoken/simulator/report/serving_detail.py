@@ -11,12 +11,7 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.metrics.serving import describe_load
-from foretoken.domain.results.report import (
-    ITL_QUANTILES,
-    ClassReport,
-    Histogram,
-    ServingReport,
-)
+from foretoken.domain.results.report import ITL_QUANTILES, ClassReport, Histogram, ServingReport
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.page.block import Cell, Chart, Column, Table
 from foretoken.page.chart import LOG_CAPTION, Plot, Rule

@@ -14,17 +14,7 @@ from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.metrics.serving import describe_load
 from foretoken.domain.results.report import ServingReport
 from foretoken.page.block import Chart, Column, Table
-from foretoken.page.chart import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SERIES,
-    SKY,
-    VERMILION,
-    Plot,
-)
+from foretoken.page.chart import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES, SKY, VERMILION, Plot
 from foretoken.page.curve import Curve, draw_curves, draw_spans
 from foretoken.page.section import Section
 from foretoken.simulator.grid import Floats

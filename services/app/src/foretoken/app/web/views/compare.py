@@ -6,8 +6,8 @@ from foretoken.app.web.views import results
 from foretoken.app.web.views.results import read, send_page
 from foretoken.app.web.visit import Sent, Shown, Visit
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.simulator.comparison import ComparedRun, name_runs
 from foretoken.simulator.report import page
-from foretoken.simulator.report.compare_runs import ComparedRun, name_runs
 
 _LEAST, _MOST = 2, 6
 
