@@ -47,13 +47,11 @@ def draw_curves(
         columns.append(Column(title="misses a target", name="hollow"))
     rows = []
     for curve in curves:
-        num = len(curve.x)
         parts: list[Iterable[float | bool]] = [curve.x, curve.y]
         if has_bounds:
-            parts += [curve.low if len(curve.low) else curve.y]
-            parts += [curve.high if len(curve.high) else curve.y]
+            parts += [bound if len(bound) else curve.y for bound in (curve.low, curve.high)]
         if has_rings:
-            parts.append(curve.is_hollow or [False] * num)
+            parts.append(curve.is_hollow or [False] * len(curve.x))
         rows += [(curve.label, *row) for row in zip(*parts, strict=True)]
     drawn = replace(
         plot,
@@ -76,10 +74,7 @@ def draw_parts(
     plot: Plot, rows: Mapping[str, Mapping[str, float]], unit: Column, *, part: str = "part"
 ) -> Chart:
     """Return a horizontal bar for every row, of its parts in the order of the plot's colours."""
-    names = [*plot.colors]
-    names += [
-        name for name in dict.fromkeys(n for r in rows.values() for n in r) if name not in names
-    ]
+    names = dict.fromkeys((*plot.colors, *(name for parts in rows.values() for name in parts)))
     cells = [
         (label, name, parts[name])
         for label, parts in rows.items()

@@ -14,14 +14,7 @@ from foretoken.domain.results.report import (
 from foretoken.page.block import Cell, Column, Table, Value
 from foretoken.page.html import render_sections
 from foretoken.page.section import Section
-from foretoken.predictor.report.charts import (
-    LEFT_OUT,
-    coverage_by_chance,
-    coverage_charts,
-    errors_charts,
-    members_chart,
-    operators_chart,
-)
+from foretoken.predictor.report import charts
 from foretoken.predictor.scoring import merge_splits
 
 # Rows of a picture, and cases of the last table; the report as JSON has all.
@@ -62,7 +55,7 @@ def render_page(report: PredictorTrainingReport) -> str:
     sections = [_overview(report, pooled)]
     if judged:
         ordered = sorted(judged, key=lambda report: (report.device, report.operator))
-        columns = (*_OF_OPERATOR, *(column.part(1) for column in (LEFT_OUT, *_SCORES)))
+        columns = (*_OF_OPERATOR, *(column.part(1) for column in (charts.LEFT_OUT, *_SCORES)))
         scores = Table.of([(one, score) for one in ordered for score in one.splits], *columns)
         sections += [
             Section(title="How to read it", intro=_HOW_TO_READ),
@@ -106,8 +99,8 @@ def _by_split(judged: Sequence[OperatorTrainingReport], pooled: Sequence[SplitSc
     how = Column.words("how", read=lambda score: _SPLIT_MEANINGS[score.split])
     return Section(
         title="By kind of point",
-        pictures=[*errors_charts(pooled), *coverage_charts(judged, pooled)],
-        table=Table.of(pooled, LEFT_OUT, how, *_SCORES),
+        pictures=[*charts.errors_charts(pooled), *charts.coverage_charts(judged, pooled)],
+        table=Table.of(pooled, charts.LEFT_OUT, how, *_SCORES),
     )
 
 
@@ -115,10 +108,10 @@ def _by_operator(judged: Sequence[OperatorTrainingReport]) -> Section:
     drawn = judged[:_PICTURED_MAX]
     left_out = len(judged) - len(drawn)
     rest = f" {left_out} with smaller errors are in the table alone." if left_out else ""
-    pictures = [operators_chart(drawn, f"The largest error over all comes first.{rest}")]
+    pictures = [charts.operators_chart(drawn, f"The largest error over all comes first.{rest}")]
     weighted = [operator for operator in drawn if operator.member_weights]
     if weighted:
-        pictures.append(members_chart(weighted))
+        pictures.append(charts.members_chart(weighted))
     return Section(title="By operator", pictures=pictures)
 
 
@@ -137,7 +130,7 @@ def _worst(judged: Sequence[OperatorTrainingReport]) -> Section:
 
 def _coverage(score: SplitScore) -> str | Cell:
     coverage = score.interval_coverage_ratio
-    low, high = coverage_by_chance(score.num_held_out)
+    low, high = charts.coverage_by_chance(score.num_held_out)
     if coverage < low:
         return Cell(value=f"▼ {coverage:.1%}", tone="alert")
     if coverage > high:
@@ -163,11 +156,11 @@ _SCORES = (
     Column(title="coverage", read=_coverage),
     Column(
         title="by chance",
-        read=lambda score: "{:.1%} - {:.1%}".format(*coverage_by_chance(score.num_held_out)),
+        read=lambda score: "{:.1%} - {:.1%}".format(*charts.coverage_by_chance(score.num_held_out)),
     ),
 )
 _CASES = (
-    LEFT_OUT,
+    charts.LEFT_OUT,
     Column(title="measured", name="measured_us"),
     Column(title="estimate", name="estimate_us"),
     Column(title="error", read=lambda case: f"{case.estimate_us / case.measured_us - 1:+.0%}"),
