@@ -77,9 +77,14 @@ class CurveKey:
         columns[self.moving] = whole
         return {name: columns[name] for name in self.spec.dim_names}
 
+    @property
+    def unit(self) -> str:
+        """The unit of its rates."""
+        return "TFLOP/s" if self.has_flops else "GB/s"
+
     def rates(self, sizes: _Floats, latency_us: _Floats) -> _Floats:
         """Return what is achieved per second: FLOP, bytes of a message, or bytes moved."""
-        return self.work(sizes) / (latency_us / US_PER_S)
+        return self.work(sizes) / (latency_us / US_PER_S) / (1e12 if self.has_flops else 1e9)
 
     def work(self, sizes: _Floats) -> _Floats:
         """Return the FLOP of points, of collectives the message, else the bytes moved."""

@@ -55,43 +55,41 @@ def _curve_charts(
     charts = []
     for fitted in curves:
         key, measured = fitted.measured.key, fitted.measured
-        unit, scale = rate_unit(key)
         # The longest time is the lowest rate.
         low, high, middle = (
-            (key.rates(fitted.sizes, times_us) / scale).tolist()
+            key.rates(fitted.sizes, times_us).tolist()
             for times_us in (fitted.high_us, fitted.low_us, fitted.latency_us)
         )
         line = Curve(
             label="fitted", x=fitted.sizes.tolist(), y=middle, low=low, high=high, color=BLUE
         )
-        drawn = [line, _measured_curve("measured", measured, scale, ORANGE)]
+        drawn = [line, _measured_curve("measured", measured, ORANGE)]
         if key in flagged:
-            drawn.append(_measured_curve("flagged, left out", flagged[key], scale, VERMILION))
+            drawn.append(_measured_curve("flagged, left out", flagged[key], VERMILION))
         what = "message (bytes)" if key.spec.is_collective else key.moving
         plot = Plot(title=key.title, caption=caption, height=200)
-        x, y = Column(title=what, name="size"), Column(title=unit, name="rate")
+        x, y = Column(title=what, name="size"), Column(title=key.unit, name="rate")
         charts.append(draw_curves(plot, drawn, x=x, y=y))
         caption = ""
     return charts
 
 
-def _measured_curve(label: str, measured: MeasuredCurve, scale: float, color: str) -> Curve:
-    rates = (measured.key.rates(measured.sizes, measured.latency_us) / scale).tolist()
+def _measured_curve(label: str, measured: MeasuredCurve, color: str) -> Curve:
+    rates = measured.key.rates(measured.sizes, measured.latency_us).tolist()
     sizes = measured.sizes.tolist()
     return Curve(label=label, x=sizes, y=rates, color=color, is_dotted=True)
 
 
 def _work_chart(curves: Sequence[FittedCurve]) -> Chart:
     """Return all points of an operator over the FLOP of their calls, measured and fitted."""
-    unit, scale = rate_unit(curves[0].measured.key)
     columns = [Column.words("what"), Column(title="FLOP of a call", name="flop")]
-    columns.append(Column(title=unit, name="rate"))
+    columns.append(Column(title=curves[0].measured.key.unit, name="rate"))
     rows = []
     for label in ("measured", "fitted"):
         for curve in curves:
             key, measured = curve.measured.key, curve.measured
             times_us = curve.at_points_us if label == "fitted" else measured.latency_us
-            rates = key.rates(measured.sizes, times_us) / scale
+            rates = key.rates(measured.sizes, times_us)
             work = key.work(measured.sizes)
             rows += [(label, float(w), float(r)) for w, r in zip(work, rates, strict=True)]
     plot = Plot(
@@ -106,11 +104,6 @@ def _work_chart(curves: Sequence[FittedCurve]) -> Chart:
     return plot.scatter()
 
 
-def rate_unit(key: CurveKey) -> tuple[str, float]:
-    """Return the unit a rate is given in, and how many per second are one of it."""
-    return ("TFLOP/s", 1e12) if key.has_flops else ("GB/s", 1e9)
-
-
 def _place(curve: FittedCurve) -> tuple[str, str, str]:
     key = curve.measured.key
     return key.operator, key.device, key.topology
@@ -121,9 +114,10 @@ def _section(
 ) -> Section:
     operator, device, topology = _place(curves[0])
     key = curves[0].measured.key
-    unit, _ = rate_unit(key)
     what = "message" if key.spec.is_collective else key.moving
-    caption = f"Points are measured ({unit} over {what}); the line is the predictor's answer with"
+    caption = (
+        f"Points are measured ({key.unit} over {what}); the line is the predictor's answer with"
+    )
     caption += " its 90 % interval."
     if len(curves) > max_panels:
         caption += f" Drawn are the {max_panels} curves with the most points of {len(curves)}."
@@ -139,14 +133,13 @@ def _section(
 
 
 def _table(curves: Sequence[FittedCurve]) -> Table:
-    unit, scale = rate_unit(curves[0].measured.key)
     return Table.of(
         curves,
         Column.words("curve", read=lambda curve: curve.measured.key.title),
         Column(title="points", read=lambda curve: len(curve.measured.sizes)),
         Column(
-            title=f"highest ({unit})",
-            read=lambda curve: max(_measured_curve("", curve.measured, scale, "").y),
+            title=f"highest ({curves[0].measured.key.unit})",
+            read=lambda curve: max(_measured_curve("", curve.measured, "").y),
         ),
         Column(
             title="median error",

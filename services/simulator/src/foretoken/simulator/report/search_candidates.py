@@ -270,14 +270,10 @@ def steady_figures(
     Of the whole simulation where no part of it is steady. The devices are those that count.
     """
     report, steady = finalist.report, finalist.report.steady
-    each = report.output_throughput_tps_per_gpu
+    each, ttft, tpot = report.output_throughput_tps_per_gpu, report.ttft_ms, report.tpot_ms
     if steady.num_requests:
         each = steady.output_throughput_tps / max(report.num_devices, 1)
-    ttft, tpot = (
-        (steady.ttft_ms, steady.tpot_ms)
-        if steady.num_requests
-        else (report.ttft_ms, report.tpot_ms)
-    )
+        ttft, tpot = steady.ttft_ms, steady.tpot_ms
     if len(candidates.num_counted_devices):
         row = finalist.candidate
         each *= float(candidates.num_devices[row] / candidates.num_counted_devices[row])
@@ -288,13 +284,12 @@ def curve_of(
     probes: Sequence[CapacityProbe], metric: str, percentile: float
 ) -> list[tuple[CapacityProbe, float]]:
     """Return the probes with their value of one limit, where they have one."""
-    found = [
+    return [
         (probe, outcome.value)
         for probe in probes
         for outcome in probe.outcomes
-        if (outcome.metric, outcome.percentile) == (metric, percentile)
+        if (outcome.metric, outcome.percentile) == (metric, percentile) and isfinite(outcome.value)
     ]
-    return [(probe, value) for probe, value in found if isfinite(value)]
 
 
 def limits_of(probes: Sequence[CapacityProbe]) -> dict[tuple[str, float], float]:
