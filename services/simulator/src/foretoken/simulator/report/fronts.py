@@ -35,8 +35,8 @@ def front_charts(
 ) -> list[Chart]:
     """Return the charts of those that have points, with `rules` as marks of each.
 
-    A row has the `group` that colours it and `words`; one with a rank has bounds and a `label`, one
-    of several searches is on a line of its group.
+    A row has the `group` that colours it. Rows of one search have a `label` and bounds, too; those
+    of several searches have none, and lines through each group.
     """
     charts = []
     for (column, plot), marks in zip(fronts.items(), rules, strict=True):
