@@ -6,10 +6,9 @@ import pytest
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.training_search import WEIGHT_PARALLELS, TrainingSearchReport
 from foretoken.simulator.report.internevo_comparison import (
-    HEADERS,
     comparison_remarks,
-    comparison_rows,
     comparison_section,
+    comparison_table,
 )
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.search.internevo.question import build_request
@@ -58,7 +57,7 @@ def _rows(verdicts: SimulatorVerdicts, is_listed: list[bool]) -> list[Row]:
 
 
 def test_each_point_alone_it_counts_all_that_run(verdicts: SimulatorVerdicts) -> None:
-    mine, own, alone = comparison_rows(_REPORT, verdicts)
+    mine, own, alone = comparison_table(_REPORT, verdicts).rows
     assert mine[1:] == (1168, 852, 700)
     assert own[1:3] == (1168, 852 - verdicts.num_refused)
     assert alone[1:3] == (1168, 852)
@@ -90,11 +89,12 @@ def test_without_a_solution_there_is_none_to_place(verdicts: SimulatorVerdicts) 
 def test_the_section_has_both_counts(verdicts: SimulatorVerdicts) -> None:
     section = comparison_section(_REPORT, [], verdicts)
     assert section.table is not None
-    assert HEADERS == tuple(column.title for column in section.table.columns)
+    titles = [column.title for column in section.table.columns]
+    assert ["counted by", "tried", "can run", "have the memory"] == titles
     assert [row[0] for row in section.table.rows] == [
         "this search",
         "InternEvo's simulator",
         "the same, each point alone",
     ]
-    assert section.table.rows[0][1] == "1,168"
+    assert section.table.texts()[0][1] == "1,168"
     assert section.intro.startswith("InternEvo's simulator refuses")

@@ -32,10 +32,9 @@ from foretoken.domain.requests.option import describe, option
 from foretoken.domain.requests.training_search import TrainingSearchReport, TrainingSearchRequest
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.simulator.report.internevo_comparison import (
-    HEADERS,
     comparison_remarks,
-    comparison_rows,
     comparison_section,
+    comparison_table,
 )
 from foretoken.simulator.report.search_candidates import Row
 from foretoken.simulator.report.training_search_rows import (
@@ -178,7 +177,7 @@ def _comparison(
 ) -> list[Table | str]:
     if verdicts is None:
         return []
-    table = build_table("", HEADERS, comparison_rows(report, verdicts))
+    table = page_table("", comparison_table(report, verdicts))
     return [table, *(f"- {text}" for text in comparison_remarks(rows, verdicts))]
 
 

@@ -15,21 +15,17 @@ from foretoken.simulator.search.internevo.simulator_verdicts import (
     SimulatorVerdicts,
 )
 
-TITLE = "Counted by InternEvo's simulator"
-HEADERS = ("counted by", "tried", "can run", "have the memory")
 
-
-def comparison_rows(
-    report: TrainingSearchReport, verdicts: SimulatorVerdicts
-) -> list[tuple[str, int, int, int]]:
-    """Return the values of `HEADERS`: of this search, of the simulator as it is, and mended."""
+def comparison_table(report: TrainingSearchReport, verdicts: SimulatorVerdicts) -> Table:
+    """Return the counts of this search, of the simulator as it is, and mended."""
     num_tried, num_fitting = verdicts.num_tried, verdicts.num_fitting_unrefused
     num_runnable = verdicts.num_legal + verdicts.num_refused
-    return [
+    rows = [
         ("this search", report.num_points, report.num_legal, report.num_fitting),
         ("InternEvo's simulator", num_tried, verdicts.num_legal, verdicts.num_fitting),
         ("the same, each point alone", num_tried, num_runnable, num_fitting),
     ]
+    return Table.listed(("counted by", "tried", "can run", "have the memory"), rows)
 
 
 def comparison_remarks(rows: Sequence[Row], verdicts: SimulatorVerdicts) -> list[str]:
@@ -64,14 +60,10 @@ def comparison_section(
 ) -> Section:
     """Return the part of a page that sets both side by side."""
     remarks = [sentence(text) for text in comparison_remarks(rows, verdicts)]
-    counts = [
-        (name, *(f"{count:,}" for count in numbers))
-        for name, *numbers in comparison_rows(report, verdicts)
-    ]
     return Section(
-        title=TITLE,
+        title="Counted by InternEvo's simulator",
         intro=" ".join(remarks),
-        table=Table.listed(headers=HEADERS, rows=counts),
+        table=comparison_table(report, verdicts),
     )
 
 
