@@ -18,6 +18,8 @@ from foretoken.profiler.expert_rows import share_rows
 from foretoken.profiler.kernel import TORCH_DTYPES, Kernel, TensorFactory
 
 DRAWN = ("dropout", "sampler")
+# How operators begin that have references of their own.
+ATTENTION = ("attention", "compressed_attention", "dsa", "mla", "msa", "pooled_attention")
 # Rounding of one result, relative in the norm; inputs are the same to the bit.
 TOLERANCE = {
     DType.FP32: 1e-5,

@@ -33,7 +33,9 @@ def normalize(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return pairs of features rotated, of the two that `_WIDTHS` has."""
+    """Return pairs of features rotated, of the two that `WIDTHS` has, or none."""
+    if not x.shape[1]:
+        return x
     return torch.stack(
         (x[:, 0] * cos[:, 0] - x[:, 1] * sin[:, 0], x[:, 1] * cos[:, 1] + x[:, 0] * sin[:, 1]), 1
     )
@@ -50,7 +52,7 @@ def run_sequence(
         tensor.split(batch.q_lens)[index] for tensor in (block.hidden, block.cos, block.sin)
     )
     old = block.cache.split(batch.kv_lens)[index][: -len(hidden)]
-    low, latents, shared = (hidden @ block.down).split((6, 8, 2), 1)
+    low, latents, shared = (hidden @ block.down).split((6, 8, cos.shape[1]), 1)
     latents = torch.cat((old[:, :8], normalize(latents, block.latent_norm)))
     shared = torch.cat((old[:, 8:], _rotate(shared, cos, sin)))
     queries = (normalize(low, block.query_norm) @ block.query_up).chunk(3, 1)

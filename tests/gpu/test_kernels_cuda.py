@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_references import DRAWN, backward_error, forward_error
+from kernel_references import ATTENTION, DRAWN, backward_error, forward_error
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import DType, OperatorCall, Phase
@@ -23,9 +23,7 @@ if not torch.cuda.is_available():
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.device("cuda")
-OPERATORS = sorted(
-    {name for name in all_kernels() if not name.startswith(("attention", "mla"))} - set(DRAWN)
-)
+OPERATORS = sorted({name for name in all_kernels() if not name.startswith(ATTENTION)} - set(DRAWN))
 
 
 def _present(operator: str, phase: Phase) -> list[tuple[Kernel, DType]]:

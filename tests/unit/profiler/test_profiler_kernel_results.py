@@ -4,16 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from kernel_references import DRAWN, backward_error, forward_error, reference_of
+from kernel_references import ATTENTION, DRAWN, backward_error, forward_error, reference_of
 
 from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.profiler.kernel import TORCH_DTYPES, Kernel, all_kernels, find_kernels
 
 CPU = torch.device("cpu")
 _PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "kernels.md"
-# Attention has references of its own.
-_ATTENTION = ("attention", "compressed_attention", "dsa", "mla", "msa")
-OPERATORS = sorted({name for name in all_kernels() if not name.startswith(_ATTENTION)} - set(DRAWN))
+OPERATORS = sorted({name for name in all_kernels() if not name.startswith(ATTENTION)} - set(DRAWN))
 
 
 def _cases(phase: Phase) -> list[tuple[Kernel, DType]]:

@@ -1,6 +1,6 @@
 """Sparse attention blocks: against the definition, query by query, on what the indexer chooses."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from foretoken.profiler.attention.compressed import CompressedBlock
 from foretoken.profiler.attention.dsa import Indexer
 from foretoken.profiler.attention.latent import LatentBlock
 from foretoken.profiler.attention.msa import MsaBlock
+from foretoken.profiler.attention.pooled import PooledIndexer, bind_pooled_block, make_pooled_block
 from foretoken.profiler.attention.ragged import Batch
 from foretoken.profiler.attention.selected import by_rows
 from foretoken.profiler.kernel import TensorFactory, all_kernels, kernel_of_call
@@ -20,6 +21,8 @@ from foretoken.profiler.kernel import TensorFactory, all_kernels, kernel_of_call
 _CPU = torch.device("cpu")
 # With few heads many scores would be the same: none of them positive.
 _INDEXER = {"index_num_heads": 8, "index_head_dim": 4, "index_topk": 5}
+_POOLED = {name: size for name, size in WIDTHS.items() if name != "qk_rope_head_dim"}
+_POOLED |= {**_INDEXER, "index_topk": 7, "index_pool": 3}
 _NONE = {"index_num_heads": 0, "index_head_dim": 0, "index_topk": 0}
 _MSA = {
     "num_heads": 4,
@@ -97,6 +100,107 @@ def test_a_block_without_an_indexer_sees_what_another_layer_chose(
     for index, output in enumerate(outputs):
         chosen = list(indexer.chosen.split(batch.q_lens)[index])
         torch.testing.assert_close(run_sequence(block, batch, index, chosen), output)
+
+
+_POOL_BATCHES = [
+    ("prefill", _prefill((9, 9), (13, 13))),
+    ("prefill", _prefill((9, 4, 3), (0, 7, 20))),
+    ("decode", {"num_seqs": 3, "kv_tokens": 63, "kv_tokens_max": 21, "selected_tokens": 18}),
+    ("decode", {"num_seqs": 3, "kv_tokens": 40, "kv_tokens_max": 20, "selected_tokens": 18}),
+    # None has a complete pool.
+    ("prefill", _prefill((2, 1), (0, 0))),
+    ("decode", {"num_seqs": 2, "kv_tokens": 4, "kv_tokens_max": 2, "selected_tokens": 4}),
+    # As many pools each, of contexts that are not equal.
+    ("decode", {"num_seqs": 2, "kv_tokens": 7, "kv_tokens_max": 4, "selected_tokens": 7}),
+]
+_NUM_BLOCK_INPUTS = len(LatentBlock._fields)
+
+
+@pytest.mark.parametrize(("phase", "sums"), [*_BATCHES, *_POOL_BATCHES])
+def test_a_block_of_pools_is_the_definition(phase: str, sums: Mapping[str, int]) -> None:
+    """On the tokens of the two complete pools that score highest, and of one not complete yet."""
+    dims = {**sums, **_POOLED}
+    kernel = all_kernels()[f"pooled_attention_{phase}_module"]
+    inputs = kernel.make_inputs(dims, TensorFactory(_CPU, torch.float64, seed=1))
+    batch = read_prefill_batch(dims) if phase == "prefill" else read_decode_batch(dims)
+    block, indexer = _named(tensor.clone() for tensor in inputs)
+    outputs = kernel.bind(dims)(*inputs).split(batch.q_lens)
+    counts = [kv_len // 3 for kv_len in batch.kv_lens]
+    written = _named(inputs)[1].pools.split(counts)
+    for index, output in enumerate(outputs):
+        hidden = block.hidden.split(batch.q_lens)[index]
+        first = batch.kv_lens[index] - len(hidden)
+        waiting = indexer.open.view(-1, 3, 8)[index][: first % 3]
+        old = indexer.pools.split(counts)[index][: first // 3]
+        pools = torch.cat((old, _pool(hidden, waiting, indexer)))
+        torch.testing.assert_close(pools, written[index])
+        low = normalize((hidden @ block.down)[:, :6], block.query_norm)
+        chosen = []
+        for place, vector in enumerate(low @ indexer.query):
+            end = first + place + 1
+            pairs = zip((hidden @ indexer.weight)[place], vector.view(8, 4), strict=True)
+            seen = pools[: end // 3]
+            scores = sum(weight * (seen @ head).clamp_min(0) for weight, head in pairs)
+            best = [3 * int(pool) for pool in scores.argsort(descending=True)[:2]]
+            tokens = [token for start in best for token in range(start, start + 3)]
+            chosen.append(torch.tensor([*tokens, *range(end // 3 * 3, end)]))
+        torch.testing.assert_close(run_sequence(block, batch, index, chosen), output)
+
+
+def _named(inputs: Iterable[torch.Tensor]) -> tuple[LatentBlock, PooledIndexer]:
+    tensors = tuple(inputs)
+    return LatentBlock(*tensors[:_NUM_BLOCK_INPUTS]), PooledIndexer(*tensors[_NUM_BLOCK_INPUTS:])
+
+
+def _pool(hidden: torch.Tensor, waiting: torch.Tensor, indexer: PooledIndexer) -> torch.Tensor:
+    """Return the keys of the pools that tokens complete, with those that wait for them."""
+    keys, gates = (hidden @ indexer.key).split(4, dim=1)
+    centred = keys - keys.mean(1, keepdim=True)
+    deviation = (centred.square().mean(1, keepdim=True) + 1e-6).sqrt()
+    keys = centred / deviation * indexer.key_norm + indexer.key_bias
+    tokens = torch.cat((waiting, torch.cat((keys, gates), 1)))
+    made = keys.new_empty(len(tokens) // 3, 4)
+    for place, pool in enumerate(tokens[: 3 * len(made)].split(3) if len(made) else ()):
+        shares = (pool[:, 4:] + indexer.offsets).exp()
+        made[place] = (shares / shares.sum(0) * pool[:, :4]).sum(0)
+    return made
+
+
+def test_steps_one_after_another_see_what_one_step_sees() -> None:
+    """A pool that is not complete waits: tokens 3 to 5 are one, of three steps."""
+    dims, batch = _pooled_prefill(9, 0)
+    block, indexer = _named(make_pooled_block(dims, batch, TensorFactory(_CPU, torch.float64, 1)))
+    cache, pools, waiting = block.cache.clone(), indexer.pools.clone(), indexer.open.clone()
+    expected = bind_pooled_block(dims, batch)(*block, *indexer)
+    outputs = []
+    for first, end in ((0, 4), (4, 5), (5, 9)):
+        dims, batch = _pooled_prefill(end - first, first)
+        fresh, places = _named(
+            make_pooled_block(dims, batch, TensorFactory(_CPU, torch.float64, 1))
+        )
+        step = block._replace(
+            hidden=block.hidden[first:end],
+            cache=cache[:end],
+            places=fresh.places,
+            cos=fresh.cos,
+            sin=fresh.sin,
+            mask=fresh.mask,
+        )
+        scorer = indexer._replace(
+            pools=pools[: end // 3],
+            open=waiting,
+            members=places.members,
+            completed=places.completed,
+            kept=places.kept,
+            visible=places.visible,
+        )
+        outputs.append(bind_pooled_block(dims, batch)(*step, *scorer))
+    torch.testing.assert_close(expected, torch.cat(outputs))
+
+
+def _pooled_prefill(q_len: int, context_len: int) -> tuple[Mapping[str, int], Batch]:
+    dims = {**_prefill((q_len,), (context_len,)), **_POOLED}
+    return dims, read_prefill_batch(dims)
 
 
 @pytest.mark.parametrize("index_heads", [1, 2])

@@ -56,18 +56,20 @@ def _moved_bytes(d: Dims, element_bytes: float) -> Quantity:
     return elements * element_bytes + index_key_bytes(d, d["kv_tokens"])
 
 
+def swept_batches(quick: bool, topk: int) -> Iterator[Mapping[str, int]]:
+    """Yield batches of equal sequences that see so many tokens at most."""
+    for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
+        for kv_len in pick(quick, (32, 256), powers_of_two(64, 131072)):
+            selected = num_seqs * min(kv_len, topk)
+            yield {**decode_dims(num_seqs, kv_len), "selected_tokens": selected}
+
+
 def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    widths = QUICK_WIDTHS if quick else FULL_WIDTHS
     for indexer in swept_indexers(quick):
         for num_heads in pick(quick, (8,), (16, 128)):
-            for num_seqs in pick(quick, (1, 8), powers_of_two(1, 512)):
-                for kv_len in pick(quick, (32, 256), powers_of_two(64, 131072)):
-                    yield {
-                        **decode_dims(num_seqs, kv_len),
-                        "selected_tokens": num_seqs * min(kv_len, indexer["index_topk"]),
-                        "num_heads": num_heads,
-                        **(QUICK_WIDTHS if quick else FULL_WIDTHS),
-                        **indexer,
-                    }
+            for batch in swept_batches(quick, indexer["index_topk"]):
+                yield {**batch, "num_heads": num_heads, **widths, **indexer}
 
 
 SPEC = OperatorSpec(

@@ -102,21 +102,22 @@ COSTS: Mapping[str, FeatureFormula] = {
 }
 
 
-def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+def swept_batches(quick: bool, topk: int) -> Iterator[Mapping[str, int]]:
+    """Yield batches of equal sequences whose queries see so many keys at most."""
     lengths = pick(quick, (16, 64, 256), powers_of_two(64, 16384))
+    for num_seqs in pick(quick, (1, 2), (1, 4)):
+        for q_len in lengths:
+            for cached in pick(quick, (0,), (0, 4096, 65536)):
+                pairs = num_seqs * limited_pairs(q_len, cached, topk)
+                yield {**prefill_dims(num_seqs, q_len, cached), "selected_pairs": pairs}
+
+
+def _sweep(quick: bool) -> Iterator[Mapping[str, int]]:
+    widths = QUICK_WIDTHS if quick else FULL_WIDTHS
     for indexer in swept_indexers(quick):
         for num_heads in pick(quick, (8,), (16, 128)):
-            for num_seqs in pick(quick, (1, 2), (1, 4)):
-                for q_len in lengths:
-                    for cached in pick(quick, (0,), (0, 4096, 65536)):
-                        pairs = limited_pairs(q_len, cached, indexer["index_topk"])
-                        yield {
-                            **prefill_dims(num_seqs, q_len, cached),
-                            "selected_pairs": num_seqs * pairs,
-                            "num_heads": num_heads,
-                            **(QUICK_WIDTHS if quick else FULL_WIDTHS),
-                            **indexer,
-                        }
+            for batch in swept_batches(quick, indexer["index_topk"]):
+                yield {**batch, "num_heads": num_heads, **widths, **indexer}
 
 
 SPEC = OperatorSpec(

@@ -6,6 +6,7 @@ Source: GLM-5.3-Flash's modelling file in transformers 5 (`glm5_next`), 2026.
 import dataclasses
 
 from foretoken.domain.operators.dsa_decode_module import SPEC as DSA
+from foretoken.domain.operators.dsa_decode_module import swept_batches
 from foretoken.domain.operators.pooled_attention_prefill_module import num_weights
 from foretoken.domain.operators.spec.indexer import index_key_bytes, scoring_products
 from foretoken.domain.operators.spec.mla_module import token_weights, unpacking_weights
@@ -13,6 +14,7 @@ from foretoken.domain.operators.spec.operator import Dim, Dims
 from foretoken.domain.operators.spec.pooled_indexer import (
     pooled_dims,
     pooled_weights,
+    swept_blocks,
     without_positions,
 )
 from foretoken.domain.units import Quantity
@@ -49,7 +51,6 @@ SPEC = dataclasses.replace(
         "weights": lambda d, _: num_weights(d),
         "scoring": lambda d, _: _scoring(d),
     },
-    # Only tables have it.
-    sweep=lambda _: iter(()),
+    sweep=lambda quick: swept_blocks(quick, swept_batches),
     num_weights=num_weights,
 )

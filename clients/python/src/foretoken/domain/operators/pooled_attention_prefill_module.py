@@ -10,12 +10,14 @@ from collections.abc import Mapping
 
 from foretoken.domain.operators.dsa_prefill_module import COSTS as DSA_COSTS
 from foretoken.domain.operators.dsa_prefill_module import SPEC as DSA
+from foretoken.domain.operators.dsa_prefill_module import swept_batches
 from foretoken.domain.operators.spec.indexer import index_key_bytes, scoring_products
 from foretoken.domain.operators.spec.mla_module import token_weights, unpacking_weights
 from foretoken.domain.operators.spec.operator import Dim, Dims, FeatureFormula
 from foretoken.domain.operators.spec.pooled_indexer import (
     pooled_dims,
     pooled_weights,
+    swept_blocks,
     without_positions,
 )
 from foretoken.domain.units import Quantity, smaller
@@ -67,7 +69,6 @@ SPEC = dataclasses.replace(
     flops=_flops,
     moved_bytes=_moved_bytes,
     costs=COSTS,
-    # Only tables have it.
-    sweep=lambda _: iter(()),
+    sweep=lambda quick: swept_blocks(quick, swept_batches),
     num_weights=num_weights,
 )

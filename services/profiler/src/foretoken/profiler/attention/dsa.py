@@ -74,7 +74,7 @@ def bind_dsa_block(dims: Mapping[str, int], batch: Batch) -> Callable[..., torch
         queries = expand_queries(block, low, num_heads)
         choose = _choice_of(block, indexer, low, batch, dims)
         return attend_absorbed(
-            block, queries, lambda query: _attend(query, block.cache, batch, choose, dims)
+            block, queries, lambda query: attend_selected(query, block.cache, batch, choose, dims)
         )
 
     return run
@@ -105,16 +105,19 @@ def _choice_of(
     return choose_scored(queries, keys, weights, visible, limit)
 
 
-def _attend(
+def attend_selected(
     query: torch.Tensor, cache: torch.Tensor, batch: Batch, choose: Choice, dims: Mapping[str, int]
 ) -> torch.Tensor:
-    """Return the attention [tokens, heads, rank] of queries in the latent space."""
-    rank, groups = dims["kv_lora_rank"], []
+    """Return the attention [tokens, heads, rank] of queries in the latent space.
+
+    Scored are keys, or pools of them of which the last need not be complete.
+    """
+    rank, pool, groups = dims["kv_lora_rank"], dims.get("index_pool", 1), []
     pairs = zip(split_queries(batch, query), split_contexts(batch, cache), strict=True)
     for group, (queries, context) in enumerate(pairs):
         num_keys, features = context.shape[-2:]
-        gathered = min(dims["index_topk"], num_keys) * features
-        scored = num_keys * max(dims["index_num_heads"], 1)
+        gathered = (min(dims["index_topk"], num_keys) + pool - 1) * features
+        scored = num_keys // pool * max(dims["index_num_heads"], 1)
 
         def attend(
             rows: slice,

@@ -95,7 +95,7 @@ def expand_queries(
     """Return the parts of the heads' queries without and with position."""
     query = (low @ block.query_up).unflatten(-1, (num_heads, -1))
     rope = block.cos.shape[-1]
-    query_nope, query_rope = query[..., :-rope], query[..., -rope:]
+    query_nope, query_rope = query.split((query.shape[-1] - rope, rope), dim=-1)
     return query_nope, rotate_halves(query_rope, block.cos.unsqueeze(1), block.sin.unsqueeze(1))
 
 

@@ -18,11 +18,14 @@ def is_one_group(batch: Batch) -> bool:
     return batch.is_equal and batch.lengths[0] == 1
 
 
-def split_contexts(batch: Batch, cache: torch.Tensor) -> list[torch.Tensor]:
-    """Return what groups of queries see: [keys, ...] of a sequence, or [sequences, keys, ...]."""
+def split_contexts(batch: Batch, cache: torch.Tensor, pool: int = 1) -> list[torch.Tensor]:
+    """Return what groups of queries see: [keys, ...] of a sequence, or [sequences, keys, ...].
+
+    `pool` tokens have a key together; those at the end that are fewer have none.
+    """
     if is_one_group(batch):
         return [cache.unflatten(0, (batch.num_seqs, -1))]
-    return list(cache.split(batch.kv_lens))
+    return list(cache.split([kv_len // pool for kv_len in batch.kv_lens]))
 
 
 def split_queries(batch: Batch, query: torch.Tensor) -> list[torch.Tensor]:
