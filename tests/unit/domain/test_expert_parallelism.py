@@ -124,6 +124,30 @@ def test_tokens_go_to_experts_in_fp8_blocks_and_come_back_as_they_are() -> None:
     assert (8 * (1 + 4 / 128) / 2, 8.0) == (out, back)
 
 
+@pytest.mark.parametrize(
+    ("exchange", "expected"),
+    [
+        ("deepep_low_latency", "exchange=deepep_low_latency;part={}"),
+        ("deepep_normal", ""),
+        ("all_to_all", ""),
+    ],
+)
+def test_exchanges_that_have_kernels_of_their_own_say_so(exchange: str, expected: str) -> None:
+    options = dataclasses.replace(_OPTIONS, expert_exchange=exchange)
+    nodes = _lower(_rank(dp=8, ep=8), options=options)
+    assert (expected.format("dispatch"), expected.format("combine")) == (
+        nodes["moe_experts_all_to_all"].variant,
+        nodes["moe_experts_combine"].variant,
+    )
+
+
+def test_kernels_that_few_experts_keep_idle_are_not_what_was_measured() -> None:
+    """Mixtral has eight experts."""
+    options = dataclasses.replace(_OPTIONS, expert_exchange="deepep_low_latency")
+    nodes = _lower(_rank(find_model("mixtral-8x7b"), dp=8, ep=8), options=options)
+    assert "" == nodes["moe_experts_all_to_all"].variant == nodes["moe_experts_combine"].variant
+
+
 def test_the_busiest_rank_gets_and_sends_more() -> None:
     options = dataclasses.replace(_OPTIONS, moe_imbalance_ratio=1.5)
     assert (12.0, 12.0) == _exchange("deepep_low_latency", _rank(dp=8, ep=8), options)

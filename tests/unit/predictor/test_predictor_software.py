@@ -186,6 +186,7 @@ def test_the_engines_own_sums_are_not_nccls(make_predictor: MakePredictor, train
         ({"variant": "colour=blue"}, "quant=fp8_block"),
         ({"variant": "lane=nosuch"}, "quant=fp8_block"),
         ({"variant": "cache=cold"}, "quant=fp8_block"),
+        ({"variant": "exchange=nosuch"}, "quant=fp8_block"),
     ],
 )
 def test_what_nobody_measured_is_refused_with_what_there_is(
@@ -210,6 +211,7 @@ def test_what_nobody_measured_is_refused_with_what_there_is(
         {"variant": "quant=int4_wo"},
         {"variant": "attn=bf16;quant=int4_wo"},
         {"variant": "cache=warm"},
+        {"variant": "exchange=deepep_low_latency;part=dispatch"},
         {"preferred_framework": "orca 1.0"},
     ],
 )

@@ -9,6 +9,7 @@ from typing import Self
 
 from foretoken.domain.errors import UnknownMeasurementError
 from foretoken.domain.measurements.estimate import LatencyQuery, OperatorTable
+from foretoken.domain.operators.spec.expert_exchange import LOW_LATENCY, ExchangePart
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant, stored_dtype
 from foretoken.predictor.series import SeriesHead
@@ -29,6 +30,8 @@ _SAID: _Names = MappingProxyType(
         "bias": {"true"},
         "step": {"first", "unknown"},
         "sampling": {"greedy", "top_k", "top_p", "top_k_top_p"},
+        "exchange": {LOW_LATENCY},
+        "part": set(ExchangePart),
     }
 )
 

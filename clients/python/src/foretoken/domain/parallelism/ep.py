@@ -38,17 +38,18 @@ from foretoken.domain.lowering.options import (
     Nodes,
     ParallelPass,
 )
-from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.models.stack import stack_of
+from foretoken.domain.operators.spec.expert_exchange import (
+    ExchangePart,
+    exchange_facts,
+    scaled_bytes,
+)
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.operators.spec.variant import parse_variant
+from foretoken.domain.operators.spec.variant import format_variant, parse_variant
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.limit import Limit
-from foretoken.domain.units import Quantity, ceil_divide
-
-# Features of a token that share a scale in FP8 blocks. Source: DeepSeek-V3, section 3.3.
-_SCALED_FEATURES = 128
+from foretoken.domain.units import Quantity
 
 
 def _limits(cases: LayoutCases) -> Iterator[Limit]:
@@ -214,9 +215,14 @@ def _exchange(
     width = node.dims["hidden"]
     bytes_out = rounded(sent * _dispatched_bytes(node, width))
     bytes_back = node.written_dtype.bytes_of(sent * width)
+    kernels = "" if num_apart else lowering.options.expert_exchange
     dispatch, combine = (
-        dataclasses.replace(placed, dims={**placed.dims, "message_bytes": message_bytes})
-        for message_bytes in (bytes_out, bytes_back)
+        dataclasses.replace(
+            placed,
+            dims={**placed.dims, "message_bytes": message_bytes},
+            variant=format_variant(exchange_facts(kernels, routing.num_held, part)) or "",
+        )
+        for part, message_bytes in zip(ExchangePart, (bytes_out, bytes_back), strict=True)
     )
     return dispatch, dataclasses.replace(combine, role=f"{node.role}_combine")
 
@@ -243,7 +249,7 @@ def _dispatched_bytes(node: OperatorNode, width: Quantity) -> Quantity:
     """Return the bytes of a token on its way to an expert."""
     if parse_variant(node.variant).get("quant") != "fp8_block":
         return node.written_dtype.bytes_of(width)
-    return width + ceil_divide(width, _SCALED_FEATURES) * DType.FP32.num_bytes
+    return scaled_bytes(width)
 
 
 def _collective(

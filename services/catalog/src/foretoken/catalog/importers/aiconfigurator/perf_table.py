@@ -24,7 +24,7 @@ from foretoken.domain.units import US_PER_MS
 Coded = tuple[Integers, list[str]]
 
 # The others, where a file lacks them, are what its folders say.
-_REQUIRED = ("kernel_source", "latency")
+_REQUIRED = ("kernel_source",)
 _COMMON_TEXTS = ("framework", "version", "device", "op_name", "kernel_source")
 
 

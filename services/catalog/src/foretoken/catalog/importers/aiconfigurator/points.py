@@ -45,13 +45,14 @@ def make_points(
     dims: Mapping[str, Any],
     *,
     num_calls: Integers | int = 1,
+    latency_us: Floats | None = None,
 ) -> Points:
     """Return the described rows of a file that can be; the others are noted.
 
-    `dims` have a value per row of the file, or one for all; the file's times are those of
-    `num_calls` calls.
+    `dims` have a value per row of the file, or one for all; the file's times, `latency_us` where
+    they are not in its usual column, are those of `num_calls` calls.
     """
-    latency_us = table.latency_us / num_calls
+    latency_us = (table.latency_us if latency_us is None else latency_us) / num_calls
     described = table.without(described, latency_us < 0, "the latency is negative")
     columns: dict[str, Integers] = {}
     for dim in find_operator(operator).dims:

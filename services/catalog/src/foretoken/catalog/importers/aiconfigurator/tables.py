@@ -19,6 +19,11 @@ from foretoken.catalog.importers.aiconfigurator.attention_tables import (
     read_mla_prefill_module,
     read_prefill,
 )
+from foretoken.catalog.importers.aiconfigurator.exchange_table import (
+    COLUMNS,
+    TIMES,
+    read_low_latency_exchange,
+)
 from foretoken.catalog.importers.aiconfigurator.formats import (
     CELL_DTYPES,
     COLLECTIVES,
@@ -138,10 +143,19 @@ _LANES = ("eager", "graph")
 
 @dataclass(frozen=True, slots=True)
 class TableReader:
-    """Columns a table must have in addition to the common ones, and how its rows are read."""
+    """Columns a table must have in addition to the common ones, and how its rows are read.
 
-    required: tuple[str, ...]
+    `times` are the columns of times.
+    """
+
+    columns: tuple[str, ...]
     read: Callable[[PerfTable], Iterator[Points]]
+    times: tuple[str, ...] = ("latency",)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """All columns it must have."""
+        return (*self.times, *self.columns)
 
 
 def _describe_gemm(said: Mapping[str, str]) -> Circumstances | str:
@@ -271,5 +285,6 @@ READERS: Mapping[str, TableReader] = MappingProxyType(
         "nccl_perf": _collective_reader("nccl_dtype", _nccl_describer("nccl")),
         "oneccl_perf": _collective_reader("nccl_dtype", _nccl_describer("oneccl")),
         "custom_allreduce_perf": _collective_reader("allreduce_dtype", _describe_all_reduce),
+        "wideep_deepep_ll_perf": TableReader(COLUMNS, read_low_latency_exchange, times=TIMES),
     }
 )
