@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow.compute as pc
 
 from accuracy.cut import (
     Cut,
@@ -30,6 +31,7 @@ _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 _MODEL = ("hidden", "top_k", "num_experts")
 _GROUP = ("devices_per_node", "num_nodes")
 _COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter", "send_recv")
+_EXCHANGE = "exchange="
 # With fewer points there is nothing to leave out.
 _MIN_POINTS = 40
 
@@ -50,18 +52,25 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Operators asked alike; without operators, all of the source but collectives."""
+    """Operators asked alike; without operators, all of the source but collectives.
+
+    Exchanges of tokens by kernels of their own are no library's: a family has those or the others.
+    """
 
     name: str
     source: Source
     questions: tuple[Question, ...]
     operators: tuple[str, ...] = ()
     device: str = ""
+    has_exchanges: bool = False
 
     def tables(self, measurements: Measurements) -> Iterator[MeasuredTable]:
         """Yield the tables of the family."""
         for operator in self.operators or self._computing_operators(measurements):
             rows = measurements.read(self.source, operator, self.device)
+            variants = pc.fill_null(rows["variant"], "")
+            is_exchange = pc.starts_with(variants, _EXCHANGE)
+            rows = rows.filter(pc.equal(is_exchange, self.has_exchanges))
             if rows.num_rows:
                 yield from split_into_tables(rows, _MIN_POINTS)
 
@@ -225,6 +234,16 @@ FAMILIES = (
         questions=(
             _ask("random", hold_out_random, "AIC 5.6/12", 4.3, 9.5),
             _ask("whole group sizes", hold_out_groups(*_GROUP), "AIC miss", 7, 14),
+        ),
+    ),
+    Family(
+        name="DeepEP",
+        source=AICONFIGURATOR,
+        operators=("all_to_all",),
+        has_exchanges=True,
+        questions=(
+            _ask("random", hold_out_random, "", 4.3, 9.5),
+            _ask("whole group sizes", hold_out_groups(*_GROUP), "", 7, 14),
         ),
     ),
     Family(
