@@ -95,6 +95,26 @@ def test_links_between_nodes_are_told_by_what_crossed_them(
     assert "what send_recv reaches of the same links" in found.basis
 
 
+def test_links_that_the_nearest_software_did_not_cross_are_told_by_what_did(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """The same collective of an older release tells more than what documents say of the links."""
+    rows = [
+        {**row, "framework": "sglang", "framework_version": version}
+        for version, num_nodes, slowdown in (("0.5.12", 1, 1.2), ("0.5.0", 2, 1.6))
+        for row in _rows("all_to_all", _H200, slowdown, num_nodes)
+    ]
+    service = make_predictor(rows)
+    train(service)
+    calls = [(_LARGE, 2, 1), (_LARGE, 2, 2)]
+    table = OperatorTable(operator="all_to_all", dtype=DType.BF16, columns=_columns(calls))
+    query = LatencyQuery(**_H200, tables=(table,), preferred_framework="sglang 0.5.20")
+    found = service.predict(query).tables[0]
+    ratio = found.latency_us / _wire_us("all_to_all", _H200, *calls)
+    assert pytest.approx([1.2, 1.6], rel=0.1) == ratio.tolist()
+    assert "sglang 0.5.0" in found.basis
+
+
 def test_nodes_linked_alike_are_corrected_where_own_links_are_slower(
     make_predictor: MakePredictor, train: Train
 ) -> None:

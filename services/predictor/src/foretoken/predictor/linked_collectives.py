@@ -52,8 +52,8 @@ class LinkedCollectives:
         """Return a collective's estimates, those of its own measurements or of other devices.
 
         Calls over links on which the collective itself was measured, inside nodes or between them,
-        stay as they are. Others are estimated from what else was measured there, else from
-        documents, else from transfers between two devices.
+        stay as they are. Others are estimated from what other software took there, else from what
+        else was measured, else from documents, else from transfers between two devices.
         """
         is_known = _crosses_links_of(own, call)
         held = hold_to_links(call.spec, call.columns, call.target, found)
@@ -65,6 +65,7 @@ class LinkedCollectives:
         rest = _follow_documents(call, rest)
         for is_between in (False, True):
             rest = self._follow_other(call, wanted, rest, _TELLERS, is_between=is_between)
+            rest = self._follow_software(call, own, rest, is_between=is_between)
         return choose_rows(is_known, held, rest, ("links measured", "other links"))
 
     def correct_alike(
@@ -84,6 +85,23 @@ class LinkedCollectives:
             ratio = _rate_ratio(own, is_between=False) / _rate_ratio(other, is_between=False)
             return moved if abs(np.log(ratio)) < _ALIKE_LOG else _scale(moved, ratio)
         return moved
+
+    def _follow_software(
+        self, call: Call, own: Source | None, found: LatencyColumns, *, is_between: bool
+    ) -> LatencyColumns:
+        """Return calls over one class of links as measured there under the nearest software."""
+        rows = np.flatnonzero((call.columns["num_nodes"] > 1) == is_between)
+        if own is None or not len(rows) or _has_class(own, is_between=is_between):
+            return found
+        columns = {name: column[rows] for name, column in call.columns.items()}
+        for place in range(1, len(own.choices)):
+            source = replace(own, choices=own.choices[place:])
+            if _has_class(source, is_between=is_between):
+                part = replace(call, columns=columns)
+                answered = self.from_source(part, source)
+                held = hold_to_links(call.spec, columns, call.target, answered)
+                return _put_rows(found, rows, held)
+        return found
 
     def _follow_other(
         self,
@@ -159,6 +177,7 @@ def _take(found: LatencyColumns, rows: IntColumn) -> LatencyColumns:
         low_us=np.asarray(found.low_us)[rows],
         high_us=np.asarray(found.high_us)[rows],
         provenance=np.asarray(found.provenance)[rows],
+        nearest={name: np.asarray(column)[rows] for name, column in found.nearest.items()},
         nearest_us=np.asarray(found.nearest_us)[rows],
         nearest_octaves=np.asarray(found.nearest_octaves)[rows],
     )
