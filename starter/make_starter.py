@@ -40,6 +40,7 @@ from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, own_heads
 from foretoken.predictor.model_store import write_models
 from foretoken.predictor.regression.curves import has_curves
+from foretoken.predictor.series import Series, SeriesKey, round_latency
 from foretoken.predictor.starter import (
     PRIOR_NAME,
     TUNING_NAME,
@@ -48,14 +49,7 @@ from foretoken.predictor.starter import (
     write_index,
 )
 from foretoken.predictor.trainer import tune
-from foretoken.predictor.training_rows import (
-    Series,
-    SeriesKey,
-    group_rows,
-    keep_usable,
-    read_fastest,
-    round_latency,
-)
+from foretoken.predictor.training_rows import group_rows, keep_usable, read_fastest
 from foretoken.predictor.transfer import train_transfers
 from foretoken.predictor.transfer.siblings import find_siblings
 from foretoken.predictor.tuning import Tuning, write_tunings
