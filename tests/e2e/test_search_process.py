@@ -104,7 +104,8 @@ def test_a_killed_search_goes_on_when_it_is_asked_again(
     _, notes = first.communicate(timeout=30)
     (job_id,) = (word.rstrip(";") for word in notes.split() if word.startswith("serving-search-"))
     report, notes = _finish(_start(home))
-    assert f"search {job_id} goes on where it was left" in notes
+    title = "llama-3.1-8b on up to 4 x h100_sxm"
+    assert f"search {job_id} ({title}) goes on where it was left" in notes
     assert report["job_id"] == job_id
     expected, _ = undisturbed
     assert _without_times(report) == _without_times(expected)

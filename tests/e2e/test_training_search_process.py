@@ -128,7 +128,7 @@ def test_a_killed_search_goes_on_when_it_is_asked_again(
             break  # not the last one before the signal came, as on a busy machine
     (job_id,) = (word.rstrip(";") for word in notes.split() if word.startswith("training-search-"))
     report, notes = _finish(_start(home))
-    assert f"search {job_id} goes on where it was left" in notes
+    assert f"search {job_id} (tiny-llama on 4 x cpu) goes on where it was left" in notes
     assert report["job_id"] == job_id
     expected, _ = undisturbed
     assert _without_times(report) == _without_times(expected)
