@@ -7,7 +7,7 @@ from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.lowering.node_builder import NodeBuilder
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.kinds.latent import module_node
-from foretoken.domain.models.kinds.spec.dims import INDEXER
+from foretoken.domain.models.kinds.spec.dims import BLOCK_SUM_BYTES, INDEX_SCALE_BYTES, INDEXER
 from foretoken.domain.models.kinds.spec.kind import (
     Dims,
     KindDim,
@@ -17,11 +17,6 @@ from foretoken.domain.models.kinds.spec.kind import (
     RequestState,
     Weights,
 )
-
-# Scale of a key of the indexer, which is kept in 8 bits.
-_SCALE_BYTES = 4
-# Keys and gates of a pool that is not full stay in 32 bits.
-_SUM_BYTES = 2 * 4
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -39,8 +34,8 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
 def _state(d: Dims, _tp: int) -> RequestState:
     return RequestState(
         token_elements=d["kv_lora_rank"],
-        token_bytes=(d["index_head_dim"] + _SCALE_BYTES) / d["index_pool"],
-        request_bytes=(d["index_pool"] - 1) * d["index_head_dim"] * _SUM_BYTES,
+        token_bytes=(d["index_head_dim"] + INDEX_SCALE_BYTES) / d["index_pool"],
+        request_bytes=(d["index_pool"] - 1) * d["index_head_dim"] * BLOCK_SUM_BYTES,
     )
 
 

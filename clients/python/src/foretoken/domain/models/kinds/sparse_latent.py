@@ -21,7 +21,7 @@ from foretoken.domain.models.kinds.latent import (
     module_node,
     module_widths,
 )
-from foretoken.domain.models.kinds.spec.dims import INDEXER, LATENT
+from foretoken.domain.models.kinds.spec.dims import INDEX_SCALE_BYTES, INDEXER, LATENT
 from foretoken.domain.models.kinds.spec.kind import (
     Dims,
     KindDim,
@@ -32,9 +32,6 @@ from foretoken.domain.models.kinds.spec.kind import (
     Weights,
 )
 from foretoken.domain.models.layer import LayerPart
-
-# Scale of a key of the indexer, which is kept in 8 bits.
-_SCALE_BYTES = 4
 
 
 def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
@@ -49,7 +46,7 @@ def _weights(d: Dims, model: ModelArchitecture) -> Iterator[Weights]:
 
 def _state(d: Dims, tp: int) -> RequestState:
     latent = latent_state(d, tp)
-    index = d["has_indexer"] * (d["index_head_dim"] + _SCALE_BYTES)
+    index = d["has_indexer"] * (d["index_head_dim"] + INDEX_SCALE_BYTES)
     return RequestState(token_elements=latent.token_elements, token_bytes=index)
 
 

@@ -27,6 +27,20 @@ INDEXER = (
     KindDim("index_head_dim", "features of an indexer's head", minimum=1),
     KindDim("index_topk", "what a query attends to of what the indexer scores", minimum=1),
 )
+COMPRESSED = (
+    KindDim("num_heads", "query heads", minimum=1),
+    KindDim("head_dim", "features of a head, and of the vector that all share", minimum=1),
+    KindDim("qk_rope_head_dim", "features of a head that turn", minimum=1),
+    KindDim("q_lora_rank", "rank of the compressed query", minimum=1),
+    KindDim("o_lora_rank", "rank of the output of a group of heads", minimum=1),
+    KindDim("o_groups", "groups of heads of the output", minimum=1),
+    KindDim("window", "tokens that are seen as they are", minimum=1),
+    KindDim("compress_ratio", "tokens of a block; 0: the window alone", 0),
+)
+# Scale of a key of an indexer, which is kept in 8 bits.
+INDEX_SCALE_BYTES = 4
+# Sums of a block of tokens that is not full, keys and gates, stay in 32 bits.
+BLOCK_SUM_BYTES = 2 * 4
 
 
 def local_heads(num_heads: int, tp: int) -> int:
