@@ -95,10 +95,10 @@ def test_links_between_nodes_are_told_by_what_crossed_them(
     assert "what send_recv reaches of the same links" in found.basis
 
 
-def test_links_that_the_nearest_software_did_not_cross_are_told_by_what_did(
+def test_links_that_the_nearest_software_did_not_cross_are_estimated_from_what_did(
     make_predictor: MakePredictor, train: Train
 ) -> None:
-    """The same collective of an older release tells more than what documents say of the links."""
+    """The same collective of an older release is nearer than what documents say of the links."""
     rows = [
         {**row, "framework": "sglang", "framework_version": version}
         for version, num_nodes, slowdown in (("0.5.12", 1, 1.2), ("0.5.0", 2, 1.6))
