@@ -11,9 +11,10 @@ from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.engine_capability import EngineCapabilities
 from foretoken.domain.frameworks.kv_tier import KvTier, read_tiers
+from foretoken.domain.frameworks.profile_folder import load_profiles
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.plugins import load_yaml_folder, parse_yaml_value
+from foretoken.domain.plugins import parse_yaml_value
 from foretoken.domain.requests.option import option
 from foretoken.domain.units import GIB
 
@@ -61,6 +62,8 @@ DEFAULT_PROFILE = "vllm-0.28"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProfile:
     """The rules of a serving engine at its versions; one file each in `engines/`.
+
+    A file that `extends` another profile says what differs from it; see `load_profiles`.
 
     Limits: `max_num_seqs` requests run at once, a step computes at most `max_num_batched_tokens`,
     and of one prompt at most `max_chunk_tokens` (0: as the budget allows), of at most
@@ -130,6 +133,7 @@ class EngineProfile:
 
     name: str
     engine: str
+    extends: str = ""
     versions: str = ""
     source: str = ""
     scheduler: str = "chunked_prefill"
@@ -334,10 +338,9 @@ class EngineSpec:
             name: getattr(self, name) for name in _LIMITS if getattr(self, name)
         }
         for name, text in self.rules.items():
-            if name in ("name", *_LIMITS):
-                raise InvalidRequestError.of_field(
-                    f"engine.rules.{name}", f"set engine.{name}" if name != "name" else "is fixed"
-                )
+            if name in (*_FIXED, *_LIMITS):
+                problem = f"set engine.{name}" if name in _LIMITS else "is fixed"
+                raise InvalidRequestError.of_field(f"engine.rules.{name}", problem)
             changes[name] = parse_yaml_value(text, f"engine.rules.{name}")
         resolved = _change(profile, changes, "engine.rules")
         if resolved.decode_context_parallel > 1:
@@ -406,13 +409,14 @@ def _captured(profile: EngineProfile) -> tuple[int, ...]:
     return (*sizes, most) if profile.captures_largest and is_cut else sizes
 
 
+_FIXED = ("name", "extends")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
 
 
 @cache
 def all_engines() -> dict[str, EngineProfile]:
     """Return every profile by name: one file each in `engines/`."""
-    return load_yaml_folder(EngineProfile, "foretoken.domain.frameworks", "engines")
+    return load_profiles(EngineProfile, "engines")
 
 
 def find_engine(name: str) -> EngineProfile:

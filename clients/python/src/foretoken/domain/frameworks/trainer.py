@@ -12,8 +12,9 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.capability import Conflict, Has, find_unknown
+from foretoken.domain.frameworks.profile_folder import load_profiles
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.plugins import load_yaml_folder, parse_yaml_value
+from foretoken.domain.plugins import parse_yaml_value
 from foretoken.domain.requests.option import option
 
 _OVERLAPS = (
@@ -97,6 +98,8 @@ DEFAULT_TRAINER = "plain"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerProfile:
     """What a training framework does, by its own rules.
+
+    A file that `extends` another profile says what differs from it; see `load_profiles`.
 
     `software` is what runs its kernels, whose measurements come first (empty: any).
 
@@ -188,6 +191,7 @@ class TrainerProfile:
 
     name: str
     framework: str = ""
+    extends: str = ""
     versions: str = ""
     source: str = ""
     software: str = ""
@@ -289,7 +293,7 @@ class TrainerProfile:
 
 
 # Fields that say what a profile is of: no rules, which change what a step takes.
-_DESCRIPTION = ("name", "framework", "versions", "source", "software")
+_DESCRIPTION = ("name", "framework", "extends", "versions", "source", "software")
 _ALLOWED = {
     "attention": ("flash", "unfused"),
     "attention_library": ("", "cudnn", "flash_2", "flash_3"),
@@ -364,7 +368,7 @@ def _resolve(name: str, rules: tuple[tuple[str, str], ...]) -> TrainerProfile:
 @cache
 def all_trainers() -> dict[str, TrainerProfile]:
     """Return every profile by name: one file each in `trainers/`."""
-    return load_yaml_folder(TrainerProfile, "foretoken.domain.frameworks", "trainers")
+    return load_profiles(TrainerProfile, "trainers")
 
 
 def find_trainer(name: str) -> TrainerProfile:

@@ -118,6 +118,7 @@ def engines(context: typer.Context) -> None:
         all_engines().values(),
         {
             "engine": "name",
+            "extends": lambda profile: profile.extends or "-",
             "versions": lambda profile: profile.versions or "-",
             "scheduler": "scheduler",
             "tokens a step": "max_num_batched_tokens",
@@ -159,6 +160,7 @@ def trainers(context: typer.Context) -> None:
         all_trainers().values(),
         {
             "trainer": "name",
+            "extends": lambda profile: profile.extends or "-",
             "versions": lambda profile: profile.versions or "-",
             "attention": "attention",
             "accumulation": "gradient_accumulation",
