@@ -60,12 +60,16 @@ class LinkedCollectives:
         if is_known.all():
             return held
         rest = held
-        for is_between in (False, True):
+        sources = {between: _find_software(own, is_between=between) for between in (False, True)}
+        unknown = [is_between for is_between, source in sources.items() if source is None]
+        for is_between in unknown:
             rest = self._follow_other(call, wanted, rest, (_PAIR,), is_between=is_between)
         rest = _follow_documents(call, rest)
-        for is_between in (False, True):
+        for is_between in unknown:
             rest = self._follow_other(call, wanted, rest, _TELLERS, is_between=is_between)
-            rest = self._follow_software(call, own, rest, is_between=is_between)
+        for is_between, source in sources.items():
+            if source is not None and source is not own:
+                rest = self._follow_software(call, source, rest, is_between=is_between)
         return choose_rows(is_known, held, rest, ("links measured", "other links"))
 
     def correct_alike(
@@ -87,21 +91,16 @@ class LinkedCollectives:
         return moved
 
     def _follow_software(
-        self, call: Call, own: Source | None, found: LatencyColumns, *, is_between: bool
+        self, call: Call, source: Source, found: LatencyColumns, *, is_between: bool
     ) -> LatencyColumns:
-        """Return calls over one class of links as measured there under the nearest software."""
+        """Return calls over one class of links as a source of other software measured them."""
         rows = np.flatnonzero((call.columns["num_nodes"] > 1) == is_between)
-        if own is None or not len(rows) or _has_class(own, is_between=is_between):
+        if not len(rows):
             return found
         columns = {name: column[rows] for name, column in call.columns.items()}
-        for place in range(1, len(own.choices)):
-            source = replace(own, choices=own.choices[place:])
-            if _has_class(source, is_between=is_between):
-                part = replace(call, columns=columns)
-                answered = self.from_source(part, source)
-                held = hold_to_links(call.spec, columns, call.target, answered)
-                return _put_rows(found, rows, held)
-        return found
+        answered = self.from_source(replace(call, columns=columns), source)
+        held = hold_to_links(call.spec, columns, call.target, answered)
+        return _put_rows(found, rows, held)
 
     def _follow_other(
         self,
@@ -142,6 +141,14 @@ class LinkedCollectives:
 
 def _but(spec: OperatorSpec, names: Sequence[str]) -> Iterator[OperatorSpec]:
     return (find_operator(name) for name in names if name != spec.name)
+
+
+def _find_software(own: Source | None, *, is_between: bool) -> Source | None:
+    """Return the nearest software, its own first, that measured links of one class, if any did."""
+    if own is None or _has_class(own, is_between=is_between):
+        return own
+    others = (replace(own, choices=own.choices[place:]) for place in range(1, len(own.choices)))
+    return next((it for it in others if _has_class(it, is_between=is_between)), None)
 
 
 def _has_class(source: Source, *, is_between: bool) -> bool:
