@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from foretoken.domain.frameworks.engine import EngineProfile, find_engine
+from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import NS_PER_S, US_PER_S
 from foretoken.simulator.cost.tables import flat_tables
@@ -164,6 +165,28 @@ def test_one_request_alone_takes_its_own_steps() -> None:
     assert found.tpot_us[0, 0] == pytest.approx(token_us)
     expected_s = (prompt_us + (_ANSWER - 1) * token_us) / US_PER_S
     assert found.rate_rps[0, 0] == pytest.approx(1 / expected_s)
+
+
+def test_prompts_of_lengths_that_differ_wait_for_what_is_compiled_for_each() -> None:
+    """All of the time of a model with linear attention, and nothing where prompts are alike."""
+    profile, size = find_engine("sglang-0.5"), (np.array([1.0]), np.array([512.0]))
+    model = find_model("qwen3.5-397b-a17b")
+    rules = closed_form_rules(profile, ParallelLayout(), None, model)
+    of_alike = replace(_load(), prefill_second_ratio=1.0)
+
+    drawn, alike, other = (
+        ReplicaForm(_FlatTimes(), its, load).aggregated(*size)
+        for its, load in (
+            (rules, _load()),
+            (rules, of_alike),
+            (closed_form_rules(profile, ParallelLayout()), _load()),
+        )
+    )
+
+    compile_us = profile.compile_us["gated_delta"]
+    assert drawn.ttft_us[0, 0] == pytest.approx(other.ttft_us[0, 0] + compile_us)
+    assert alike.ttft_us[0, 0] == pytest.approx(other.ttft_us[0, 0])
+    assert drawn.tpot_us[0, 0] == pytest.approx(other.tpot_us[0, 0])
 
 
 def test_rate_latency_and_concurrency_obey_littles_law() -> None:

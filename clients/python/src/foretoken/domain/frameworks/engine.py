@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, lru_cache
 from typing import Any
@@ -116,7 +116,9 @@ class EngineProfile:
     `output_us` after it; the device waits for what the asynchronous engine does not hide. An output
     server next to the engine hands tokens out, `output_us_per_seq` each, one step's after the
     other's (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
-    faster than its launches: `launch_us` a kernel. A server in front of the engine takes
+    faster than its launches: `launch_us` a kernel. Where a step with prompts has as many tokens as
+    none before it, the host compiles kernels first, `compile_us` for each kind of layer that the
+    model has. A server in front of the engine takes
     `frontend_ms` for a request and `frontend_us_per_token` for each token of its prompt (0: the
     engine is called in process).
 
@@ -180,6 +182,7 @@ class EngineProfile:
     output_us: float = 0.0
     output_us_per_seq: float = 0.0
     launch_us: float = 0.0
+    compile_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     frontend_ms: float = 0.0
     frontend_us_per_token: float = 0.0
     memory_rule: str = "utilization"
@@ -198,6 +201,10 @@ class EngineProfile:
                 origin = f"engine {self.name} on {device.name}"
                 return _change(self, each.list_rules(device), origin)
         return self
+
+    def compile_us_of(self, kinds: Iterable[str]) -> float:
+        """Return what the host compiles for a new number of tokens of layers of such kinds."""
+        return sum(self.compile_us.get(kind, 0.0) for kind in set(kinds))
 
     @property
     def software(self) -> str:
@@ -223,6 +230,11 @@ class EngineProfile:
             FieldViolation(name, "must not be negative")
             for name in _NOT_NEGATIVE
             if not getattr(self, name) >= 0
+        ]
+        violations += [
+            FieldViolation(f"compile_us.{kind}", "must not be negative")
+            for kind, time_us in self.compile_us.items()
+            if not time_us >= 0
         ]
         violations += [
             FieldViolation(name, f"must be one of {', '.join(allowed)}")

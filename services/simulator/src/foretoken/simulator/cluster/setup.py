@@ -215,6 +215,7 @@ def set_up_engines(
         kv_bytes_per_token=round(kept_bytes),
         kv_tiers=place_tiers(scenario, kept_bytes),
         speculation=speculation_of(scenario.speculative, scenario.seed),
+        compile_us=engine.compile_us_of(kind.name for kind in stack_of(scenario.model).kinds),
     )
 
 

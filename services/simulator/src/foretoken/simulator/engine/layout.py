@@ -89,6 +89,7 @@ _RULES = (
     "max_context",
     "depth",
     "num_stages",
+    "num_lengths",  # numbers of tokens for which kernels are compiled, from 0 on
     "num_buckets",
     "hash_block_tokens",
     "is_closed_loop",
@@ -124,6 +125,7 @@ _TIMES = (
     "output_us_per_seq",
     "frontend_ms",
     "frontend_us_per_token",
+    "compile_us",
     "decode_us_min",  # of the attention of a step that only decodes
 )
 _COUNTERS = (
@@ -151,6 +153,7 @@ ARRAYS = (
     "engines",
     "units",
     "stage_free",
+    "compiled",
     "running",
     "flights",
     "rows",

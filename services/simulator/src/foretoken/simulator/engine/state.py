@@ -146,6 +146,8 @@ def _set_rules(rules: State, setup: DeploymentSetup, num_stages: int) -> None:
         rules["batch_wait_tokens"] = ceil(wait_tokens)
     rules["num_blocks"] = setup.num_kv_blocks
     rules["watermark_blocks"] = int(profile.watermark_ratio * setup.num_kv_blocks)
+    rules["compile_us"] = setup.compile_us
+    rules["num_lengths"] = 1 + profile.max_num_batched_tokens * (setup.compile_us > 0)
     rules["max_context"] = setup.max_context
     rules["num_stages"] = num_stages
     rules["depth"] = num_stages if num_stages > 1 else 1 + profile.has_async_scheduling
@@ -209,6 +211,7 @@ def _build_engines(rules: State) -> dict[str, Records]:
         "engines": engines,
         "units": units,
         "stage_free": np.zeros((num_units, int(rules["num_stages"])), dtype=np.int64),
+        "compiled": np.zeros((num_units, int(rules["num_lengths"])), dtype=np.int8),
         "running": np.zeros((num_engines, num_seqs), dtype=np.int32),
         "flights": np.zeros((num_engines, depth), dtype=layout.STEP),
         "rows": np.zeros((num_engines, depth, num_seqs), dtype=np.int32),

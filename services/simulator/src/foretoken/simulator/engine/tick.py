@@ -24,6 +24,7 @@ from foretoken.simulator.engine.request import (
     refuse_unfit,
 )
 from foretoken.simulator.engine.view import (
+    compiled_of,
     engines_of,
     flights_of,
     prefill_context_of,
@@ -187,7 +188,8 @@ def _launch(state: State, tables: CostTables, u: int, now_ns: int) -> None:
         num_seqs = max(num_seqs, engine.num_decodes + engine.num_prefills)
         total_seqs += engine.num_decodes + engine.num_prefills
         num_tokens += engine.num_tokens
-    unit.host_free_ns = now_ns + to_ns(state.host_us + state.host_us_per_seq * num_seqs)
+    host_us = state.host_us + state.host_us_per_seq * num_seqs + _compile_us(state, u)
+    unit.host_free_ns = now_ns + to_ns(host_us)
     ready_ns = start_ns = unit.host_free_ns
     for stage in range(state.num_stages):
         ready_ns = max(ready_ns, stage_free_of(state)[u, stage])
@@ -205,6 +207,20 @@ def _launch(state: State, tables: CostTables, u: int, now_ns: int) -> None:
         _note_flight(state, e, (now_ns, start_ns, ready_ns))
     unit.num_flights += 1
     unit.is_steady = unit.num_engines == 1 and _is_steady(state, first)
+
+
+@compiled_part
+def _compile_us(state: State, u: int) -> float:
+    """Return what is compiled first for steps with prompts: for each number of tokens once."""
+    if state.compile_us == 0.0:
+        return 0.0
+    unit, is_new = units_of(state)[u], False
+    for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
+        engine = engines_of(state)[e]
+        if engine.num_prefills > 0 and compiled_of(state)[u, engine.num_tokens] == 0:
+            compiled_of(state)[u, engine.num_tokens] = 1
+            is_new = True
+    return float(state.compile_us) if is_new else 0.0
 
 
 @compiled_part

@@ -66,6 +66,8 @@ engines_of = _getter("engines", ENGINE, lambda s: s.num_engines)
 units_of = _getter("units", UNIT, lambda s: s.num_units)
 # When each stage of each unit is free, in ns.
 stage_free_of = _getter("stage_free", np.int64, lambda s: (s.num_units, s.num_stages))
+# Whether each unit has had a step with prompts of so many tokens.
+compiled_of = _getter("compiled", np.int8, lambda s: (s.num_units, s.num_lengths))
 # Requests that run on each engine, in order of admission.
 running_of = _getter("running", np.int32, lambda s: (s.num_engines, s.max_num_seqs))
 # Steps in flight on each engine, a ring.

@@ -12,6 +12,7 @@ class DeploymentSetup:
     """Engines that are alike, `num_kv_blocks` of each, and how requests are spread over them.
 
     Engines in lock step (data-parallel attention) schedule together, and the slowest sets the pace.
+    Before a step with prompts the host compiles for `compile_us` where none had as many tokens yet.
     A request of more than `max_context` tokens, prompt and answer, is refused. Without
     `speculation` a step computes one token of a request.
     """
@@ -25,3 +26,4 @@ class DeploymentSetup:
     kv_bytes_per_token: int = 0
     kv_tiers: tuple[KvTier, ...] = ()
     speculation: Speculation | None = None
+    compile_us: float = 0.0

@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from foretoken.domain.frameworks.engine import EngineProfile
+from foretoken.domain.models.architecture import ModelArchitecture
+from foretoken.domain.models.stack import stack_of
 from foretoken.domain.requests.cluster import SpeculativeSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.units import US_PER_S
@@ -42,6 +44,7 @@ class EngineRules:
     `mixes` prompts with decoding sequences; `splits` prompts into what a step has left, else only
     whole ones are computed. `num_engines` run in lock step; `num_stages` batches are in flight. A
     sequence that decodes computes `tokens_per_seq` in a step, of which it keeps `tokens_per_step`.
+    A step with prompts of lengths that differ takes `compile_us` more: no two have as many tokens.
     """
 
     mixes: bool
@@ -57,13 +60,18 @@ class EngineRules:
     frontend_us_per_token: float
     tokens_per_seq: int = 1
     tokens_per_step: float = 1.0
+    compile_us: float = 0.0
 
 
 def closed_form_rules(
-    profile: EngineProfile, layout: ParallelLayout, speculation: SpeculativeSpec | None = None
+    profile: EngineProfile,
+    layout: ParallelLayout,
+    speculation: SpeculativeSpec | None = None,
+    model: ModelArchitecture | None = None,
 ) -> EngineRules:
-    """Return the rules of an engine on a layout."""
+    """Return the rules of an engine on a layout; without `model` nothing is compiled for it."""
     profile = follow_speculation(profile, speculation)
+    kinds = stack_of(model).kinds if model else ()
     return EngineRules(
         mixes=profile.scheduler not in _PROMPTS_FIRST or profile.mixes_prefill,
         splits=profile.scheduler in _SPLITTING or profile.max_chunk_tokens > 0,
@@ -78,6 +86,7 @@ def closed_form_rules(
         frontend_us_per_token=profile.frontend_us_per_token,
         tokens_per_seq=1 + speculation.num_draft_tokens if speculation else 1,
         tokens_per_step=speculation.tokens_per_step if speculation else 1.0,
+        compile_us=profile.compile_us_of(kind.name for kind in kinds),
     )
 
 
@@ -394,7 +403,12 @@ class ReplicaForm:
     def _prompt_us(self, piece_total: Floats, num_decodes: Floats) -> tuple[Floats, Floats]:
         """Return what a step with prompts takes, until the next, and through all stages."""
         steps = self._prompt_steps(piece_total.ravel(), num_decodes.ravel())
-        return self._round_us(self._times.mixed_us(steps), num_decodes + piece_total / self._prompt)
+        num_seqs = num_decodes + piece_total / self._prompt
+        round_us, through_us = self._round_us(self._times.mixed_us(steps), num_seqs)
+        # The step waits for it: it is longer than the one that may still run.
+        differ = self._load.prefill_second_ratio > 1.0
+        compile_us = self._rules.compile_us if differ else 0.0
+        return round_us + compile_us, through_us + compile_us
 
     def _prompt_steps(self, total: Floats, decodes: Floats) -> MixedSteps:
         piece = np.minimum(total, self._prompt)

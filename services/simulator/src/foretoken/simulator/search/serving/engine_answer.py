@@ -169,7 +169,8 @@ def make_replica_form(
     """Return the closed form of a kind of engine; its rules depend on no limit."""
     profile = kind.resolve_engine(base)
     speculation = settle_speculation(kind.speculation, base.speculative)
-    return ReplicaForm(times, closed_form_rules(profile, kind.layout, speculation), load)
+    rules = closed_form_rules(profile, kind.layout, speculation, base.model)
+    return ReplicaForm(times, rules, load)
 
 
 # Pools that a kind of engine may be of.
