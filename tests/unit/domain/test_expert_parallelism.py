@@ -229,6 +229,15 @@ def test_shared_experts_and_dense_layers_stay_split_by_tensor_parallelism() -> N
     assert "shared_down_proj_all_reduce" not in nodes
 
 
+def test_engines_compute_the_gate_of_shared_experts_whole_on_every_rank() -> None:
+    """A product of one feature, and one that stretches the shared experts' output by it."""
+    nodes = _lower(_rank(find_model("qwen3.5-397b-a17b"), tp=8, ep=8))
+    gate, product = nodes["shared_gate_proj"], nodes["shared_gate_product"]
+    assert (gate.dims["n"], gate.dims["k"], gate.repeat) == (1, 4096, 60)
+    assert (product.dims["intermediate"], product.repeat) == (4096, 60)
+    assert "shared_gate_proj" not in _lower(_rank(find_model("deepseek-v3"), tp=8, ep=8))
+
+
 def test_layouts_that_cannot_be_say_why() -> None:
     assert ["layout.ep: llama-3-8b has no experts to spread; leave it at 1"] == _reasons(
         find_model("llama-3-8b"), tp=2, ep=2

@@ -319,6 +319,12 @@ def _shared_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[OperatorN
     yield from _projection(builder, "shared_down_proj", dims, Partition.ROW)
     if builder.options.training is not None:
         yield builder.residual("shared_residual")
+    elif part["has_shared_gate"]:
+        # Engines do not fuse its products. Source: SGLang 0.5.9, srt/models/qwen2_moe.py
+        # (_forward_shared_experts); vLLM 0.24, models/qwen2_moe.py (Qwen2MoeMLP.forward).
+        yield builder.layer("shared_gate_proj", "gemm", {"m": tokens, "n": 1, "k": hidden})
+        dims = {"num_tokens": tokens, "intermediate": hidden}
+        yield builder.layer("shared_gate_product", "product", dims)
 
 
 def _projection(

@@ -70,7 +70,7 @@ KIND = KindSpec(
     check=_check,
     lower=_lower,
     approximated="experts without a gate run as gated ones of two thirds of their width, which have"
-    " as many weights; the gate of shared experts takes no time of its own",
+    " as many weights; the gate of shared experts takes no time of its own in training",
     backward="Megatron-Core, `transformer/moe`: grouped products, two for each, and rows put back",
     matrices={
         "experts": ("mlp.experts.0.up_proj", "mlp.experts.0.down_proj"),
