@@ -104,8 +104,9 @@ def _memory(ratio: str) -> Mapping[str, str]:
     return {**_UNCACHED, "memory_utilization_ratio": ratio}
 
 
-# AIConfigurator starts SGLang with --enable-mixed-chunk and --max-prefill-tokens of a prompt and
-# 1,500: as many prompts as are whole in that join the running requests' step.
+# AIConfigurator starts SGLang with --enable-mixed-chunk. Its rule has --max-prefill-tokens of a
+# prompt and 1,500 as well, which these runs had not: 448 requests of 100 tokens are served in 126
+# steps each, and with two prompts a step they would take 224.
 _MIXED = {**_UNCACHED, "mixes_prefill": "true"}
 # Source: InferenceMAX, benchmarks/single_node/{gptoss_fp4,dsr1_fp8}_h200{,_trt}.sh;
 # AIConfigurator 0.12, generator/rule_plugin/{vllm,sglang}.rule.
@@ -339,8 +340,6 @@ def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
     if run.dp > 1 and run.backend == "trtllm":
         # `attention_dp_config` of the script.
         rules["balance_timeout_iters"] = "60"
-    if launch.rules is _MIXED:
-        rules["max_num_prefills"] = str(1 + 1500 // run.prefill)
     return ServingScenario(
         name=run.name,
         model=find_model(_MODELS[run.model]),

@@ -99,4 +99,4 @@ def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
     assert limit_step_tokens(8, 1024) == find_launch(other).step_tokens == 8192
     assert 8 + 1024 + 1500 == find_launch(replace(other, engine="vllm")).step_tokens
     mixed = find_launch(replace(other, engine="sglang", input_tokens=1000)).rules
-    assert {"mixes_prefill": "true", "max_num_prefills": "2"} == mixed
+    assert {"mixes_prefill": "true"} == mixed
