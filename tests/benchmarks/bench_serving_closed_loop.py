@@ -69,11 +69,6 @@ _INFERENCE_MAX = _Client(shortest_ratio=INFERENCE_MAX_SHORTEST_RATIO)
 # the device's arithmetic.
 _AIPERF = _Client(shortest_ratio=1.0)
 _AIPERF_CACHED = _Client(shortest_ratio=1.0, num_prompts=100, num_warmup_rounds=2)
-# An API server: a request takes what BLIS's published fit of vLLM has; a token of its prompt what
-# Hugging Face's tokenizers 0.23.1 take on one thread for English text (2.6 to 4.0 MB/s by model in
-# the benchmarks of its pull requests 2298 to 2332, of 4.5 bytes a token). They are latencies, not a
-# server that can be busy.
-_FRONTEND = {"frontend_ms": "15.6", "frontend_us_per_token": "1.4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +331,7 @@ def _average(requests: RequestColumns, num_warmup: int) -> tuple[float, float]:
 
 def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
     launch = _LAUNCHES[run.backend, run.model]
-    rules = {**_FRONTEND, **launch.rules}
+    rules = dict(launch.rules)
     memory_ratio = float(rules.pop("memory_utilization_ratio", "0"))
     if run.dp > 1 and run.backend == "trtllm":
         # `attention_dp_config` of the script.

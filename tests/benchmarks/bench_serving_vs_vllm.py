@@ -114,6 +114,8 @@ def _scenario(
             max_num_seqs=arguments["max_num_seqs"],
             max_num_batched_tokens=arguments["max_num_batched_tokens"],
             num_kv_blocks=config["num_gpu_blocks"] or 0,
+            # The engine was called in process, with tokens.
+            rules={"frontend_ms": "0", "frontend_us_per_token": "0"},
         ),
         workload=WorkloadSpec(
             arrival="trace",

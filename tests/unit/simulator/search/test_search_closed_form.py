@@ -99,6 +99,12 @@ def _simulate(
     return float((first - arrival).mean()) / 1000, tpot_us, batch / e2e_s
 
 
+def _in_process(profile: str) -> EngineProfile:
+    """Return an engine without a server in front of it."""
+    rules = find_engine(profile)
+    return replace(rules, frontend_ms=0.0, frontend_us_per_token=0.0, executor_us_per_token=0.0)
+
+
 @pytest.mark.parametrize("profile", ["vllm-0.20", "sglang-0.5", "trtllm-1.0"])
 @pytest.mark.parametrize(("batch", "limit"), [(4.0, 512.0), (16.0, 2048.0)])
 def test_the_steps_of_requests_fill_the_time(profile: str, batch: float, limit: float) -> None:
@@ -129,7 +135,7 @@ def test_the_steps_of_requests_fill_the_time(profile: str, batch: float, limit: 
 def test_steady_state_is_that_of_the_simulation(profile: str, batch: int, limit: int) -> None:
     """Rate and TPOT are within 4 % of a simulated closed loop, TTFT within 30 %."""
     # What stands in front of an engine is in no step of it.
-    rules = replace(find_engine(profile), frontend_ms=0.0)
+    rules = _in_process(profile)
     found = _answer(rules, batch, limit)
     each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
 
@@ -143,7 +149,7 @@ def test_steady_state_is_that_of_the_simulation(profile: str, batch: int, limit:
 @pytest.mark.parametrize("output_us_per_seq", [30.0, 60.0, 150.0])
 def test_what_the_output_server_cannot_hand_out_waits_for_it(output_us_per_seq: float) -> None:
     """Below its limit nothing changes but its own time; above, answers leave as fast as it goes."""
-    rules = replace(find_engine("vllm-0.20"), output_us_per_seq=output_us_per_seq)
+    rules = replace(_in_process("vllm-0.20"), output_us_per_seq=output_us_per_seq)
     found = _answer(rules, 16, 2048)
     each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
 
@@ -155,9 +161,26 @@ def test_what_the_output_server_cannot_hand_out_waits_for_it(output_us_per_seq: 
     assert rate_rps <= 1.02 * US_PER_S / (output_us_per_seq * _ANSWER)
 
 
+@pytest.mark.parametrize("server", ["frontend_us_per_token", "executor_us_per_token"])
+@pytest.mark.parametrize("us_per_token", [1.0, 10.0, 40.0])
+def test_what_a_front_end_cannot_take_waits_for_it(server: str, us_per_token: float) -> None:
+    """Below its limit nothing changes but its own time; above, requests come as fast as it goes."""
+    rules = replace(_in_process("vllm-0.20"), **{server: us_per_token}, frontend_ms=5.0)  # type: ignore[arg-type]
+    found = _answer(rules, 16, 2048)
+    each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
+
+    ttft_us, tpot_us, rate_rps = _simulate(rules, 16, 2048, each_us)
+
+    assert found.rate_rps[0, 0] == pytest.approx(rate_rps, rel=0.05)
+    assert found.tpot_us[0, 0] == pytest.approx(tpot_us, rel=0.05)
+    assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.30)
+    assert rate_rps <= 1.02 * US_PER_S / (us_per_token * _PROMPT)
+    assert 16 == pytest.approx(float(found.rate_rps[0, 0]) * each_us / US_PER_S, rel=0.01)
+
+
 def test_one_request_alone_takes_its_own_steps() -> None:
     """Alone a request takes its prompt's step and one more for each token."""
-    found = _answer(find_engine("vllm-0.20"), 1, 8192)
+    found = _answer(_in_process("vllm-0.20"), 1, 8192)
 
     prompt_us = _STEP_US + _TOKEN_US * _PROMPT
     token_us = _STEP_US + _TOKEN_US
@@ -191,7 +214,7 @@ def test_prompts_of_lengths_that_differ_wait_for_what_is_compiled_for_each() -> 
 
 def test_rate_latency_and_concurrency_obey_littles_law() -> None:
     """Requests on a replica are the rate times how long each is there, at any batch."""
-    profile = find_engine("vllm-0.20")
+    profile = _in_process("vllm-0.20")
     batches = np.array([1.0, 3.0, 10.0, 40.0])
     form = ReplicaForm(_FlatTimes(), closed_form_rules(profile, ParallelLayout()), _load())
 
@@ -203,7 +226,7 @@ def test_rate_latency_and_concurrency_obey_littles_law() -> None:
 
 def test_prefill_replicas_compute_prompts_at_the_rate_of_their_steps() -> None:
     """Two prompts share a step; one alone takes its own, and several where it is longer."""
-    profile = find_engine("vllm-0.20")
+    profile = _in_process("vllm-0.20")
     form = ReplicaForm(_FlatTimes(), closed_form_rules(profile, ParallelLayout()), _load())
 
     found = form.prefill(np.array([2.0, 1.0]), np.array([8192.0, 100.0]))
@@ -218,7 +241,7 @@ def test_prefill_replicas_compute_prompts_at_the_rate_of_their_steps() -> None:
 
 def test_decode_replicas_emit_the_tokens_of_all_they_hold() -> None:
     """Each of so many requests gets a token a step, and is done after all but its first."""
-    profile = find_engine("vllm-0.20")
+    profile = _in_process("vllm-0.20")
     form = ReplicaForm(_FlatTimes(), closed_form_rules(profile, ParallelLayout()), _load())
     batches = np.array([1.0, 4.0, 64.0])
 

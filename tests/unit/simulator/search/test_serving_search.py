@@ -390,20 +390,21 @@ def test_the_winner_meets_its_targets_when_simulated() -> None:
 def _first_miss(report: ServingSearchReport) -> tuple[float, float]:
     """Return the TTFT of a search's one finalist in closed form and as simulated, in ms."""
     finalist = report.finalists[0]
-    told = float(report.candidates.ttft_ms[finalist.candidate])
-    return told, finalist.report.steady.ttft_ms.mean
+    return float(report.candidates.ttft_ms[finalist.candidate]), finalist.report.steady.ttft_ms.mean
 
 
 def _late_request(limit_ms: float) -> ServingSearchRequest:
     space = ServingSpace(max_devices=2, tp=(1,), modes=("aggregated",), max_num_seqs=(24, 32, 40))
-    space = replace(space, max_num_batched_tokens=(2048,))
     limit = LatencyLimit(metric="ttft_ms", percentile=0, limit_ms=limit_ms)
     lengths = {
         "prefill": LengthSpec(kind="lognormal", mean=200, spread=0.6),
         "decode": LengthSpec(kind="lognormal", mean=20, spread=0.6),
     }
+    space = replace(space, max_num_batched_tokens=(2048,))
     request = _request(num_finalists=1, space=space, targets=ServingTargets(limits=(limit,)))
-    return replace(request, scenario=replace(request.scenario, workload=WorkloadSpec(**lengths)))
+    engine = replace(request.scenario.engine, rules={"frontend_ms": "0"})  # called in process
+    scenario = replace(request.scenario, engine=engine, workload=WorkloadSpec(**lengths))
+    return replace(request, scenario=scenario)
 
 
 def test_a_late_point_is_simulated_before_it_is_ruled_out() -> None:

@@ -40,7 +40,12 @@ def _request(*encoders: int, profile: str = "vllm-0.31", **changes: object) -> S
         scenario=build_scenario(
             model=_MODEL,
             device="h100_sxm",
-            engine=EngineSpec(profile=profile, max_num_batched_tokens=8192),
+            engine=EngineSpec(
+                profile=profile,
+                max_num_batched_tokens=8192,
+                # Called in process.
+                rules={"frontend_ms": "0", "frontend_us_per_token": "0"},
+            ),
             workload=workload,
         ),
         space=ServingSpace(**{**space, "encoders": encoders, **changes}),  # type: ignore[arg-type]

@@ -118,9 +118,10 @@ class EngineProfile:
     other's (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
     faster than its launches: `launch_us` a kernel. Where a step with prompts has as many tokens as
     none before it, the host compiles kernels first, `compile_us` for each kind of layer that the
-    model has. A server in front of the engine takes
-    `frontend_ms` for a request and `frontend_us_per_token` for each token of its prompt (0: the
-    engine is called in process).
+    model has. A server in front of the engine tokenizes one
+    prompt after the other, `frontend_us_per_token` for each token, and hands them over to the
+    executor one after the other, `executor_us_per_token`; `frontend_ms` more of a request keep no
+    other waiting (0: the engine is called in process).
 
     Memory: the engine takes `memory_utilization_ratio` of the device (`memory_rule`
     `utilization`: for everything; `static`: for weights and KV cache, the rest is for activations
@@ -185,6 +186,7 @@ class EngineProfile:
     compile_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     frontend_ms: float = 0.0
     frontend_us_per_token: float = 0.0
+    executor_us_per_token: float = 0.0
     memory_rule: str = "utilization"
     memory_utilization_ratio: float = 0.9
     reserved_bytes: int = 0
@@ -283,6 +285,7 @@ _NOT_NEGATIVE = (
     "launch_us",
     "frontend_ms",
     "frontend_us_per_token",
+    "executor_us_per_token",
     "graph_tokens_per_seq",
     "reserved_bytes",
     "collective_bytes",

@@ -7,10 +7,11 @@ from itertools import accumulate
 import numpy as np
 
 from foretoken.domain.requests.cluster import FailureSpec
-from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.cluster.encoding import Encoders
 from foretoken.simulator.cluster.engine_pool import Ended, PoolRole
 from foretoken.simulator.cluster.event_queue import EventKind, EventQueue
+from foretoken.simulator.cluster.front_end import FrontEnds
 from foretoken.simulator.cluster.gate import Gate, RequestDescriber
 from foretoken.simulator.cluster.handover import Handover, Journey, Stage
 from foretoken.simulator.cluster.pool_scaling import Outages, PoolScaling
@@ -64,7 +65,8 @@ class Cluster:
         describer = RequestDescriber(plan)
         first = [pool for pool in self.pools if pool.setup.role is not PoolRole.DECODE]
         last = [pool for pool in self.pools if pool.setup.role is PoolRole.DECODE]
-        self._rules = first[0].setup.engines.profile
+        num_front_ends = sum(each.setup.num_replicas_max for each in first)
+        self._front_ends = FrontEnds(first[0].setup.engines.profile, num_front_ends)
         # What one router draws must tell nothing of what the other does.
         decode_seed = int(named_stream(setup.seed, "decode routing").integers(2**32))
         self._gate = Gate(setup.routing, first, describer, setup.seed)
@@ -291,15 +293,20 @@ class Cluster:
             self._send(index, begin_ns + int(self._plan.think_ns[index]))
 
     def _send(self, index: int, now_ns: int) -> None:
-        """Let a client send a request now, or at its earliest; the server's frontend gets it."""
-        rules, journey = self._rules, self.journeys[index]
-        num_tokens = int(self._plan.num_prefill_tokens[index])
-        frontend_ns = (
-            rules.frontend_ms * NS_PER_MS + rules.frontend_us_per_token * NS_PER_US * num_tokens
-        )
+        """Let a client send a request now, or at its earliest."""
+        journey = self.journeys[index]
         journey.arrival_ns = max(now_ns, int(self._plan.arrival_ns[index]))
-        ready_ns = journey.arrival_ns + round(frontend_ns)
-        self._events.push(ready_ns, EventKind.ARRIVAL, self._enter, index)
+        self._events.push(journey.arrival_ns, EventKind.ARRIVAL, self._pass_front_end, index)
+
+    def _pass_front_end(self, index: int, now_ns: int) -> None:
+        """Let a request through the server in front of a replica."""
+        num_serving = sum(len(pool.ready) for pool in self._gate.pools)
+        num_tokens = int(self._plan.num_prefill_tokens[index])
+        ready_ns = self._front_ends.take(num_tokens, num_serving, now_ns)
+        if ready_ns > now_ns:
+            self._events.push(ready_ns, EventKind.ARRIVAL, self._enter, index)
+        else:
+            self._enter(index, now_ns)
 
     def _end(self, journey: Journey, outcome: RequestOutcome, now_ns: int) -> None:
         """Send the requests that waited for this one last, or a closed loop's next session."""

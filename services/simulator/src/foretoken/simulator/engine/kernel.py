@@ -13,7 +13,7 @@ from foretoken.simulator.engine.layout import (
     State,
 )
 from foretoken.simulator.engine.queue import next_ready_ns, pop_ready
-from foretoken.simulator.engine.request import route
+from foretoken.simulator.engine.request import enter
 from foretoken.simulator.engine.tick import complete, tick
 from foretoken.simulator.engine.view import units_of
 from foretoken.simulator.jit import compiled, compiled_part
@@ -33,7 +33,7 @@ def run_slice(states: Records) -> int:
             return MORE
         if state.is_dynamic or first_ns == ready_ns:
             complete_due(state, first_ns)
-            _route_at(state, first_ns)
+            _enter_at(state, first_ns)
         for u in range(state.num_units):
             status = _run_unit(state, tables, u, first_ns)
             if status != DONE:
@@ -70,9 +70,9 @@ def complete_due(state: State, now_ns: int) -> None:
 
 
 @compiled_part
-def _route_at(state: State, now_ns: int) -> None:
+def _enter_at(state: State, now_ns: int) -> None:
     while next_ready_ns(state) == now_ns:
-        route(state, pop_ready(state), now_ns)
+        enter(state, pop_ready(state), now_ns)
 
 
 @compiled_part

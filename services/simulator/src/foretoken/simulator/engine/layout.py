@@ -61,6 +61,7 @@ PROFILE_RULES = (
     "output_us_per_seq",
     "frontend_ms",
     "frontend_us_per_token",
+    "executor_us_per_token",
 )
 _RULES = (
     "select_at",  # where the scheduler's code is
@@ -125,6 +126,7 @@ _TIMES = (
     "output_us_per_seq",
     "frontend_ms",
     "frontend_us_per_token",
+    "executor_us_per_token",
     "compile_us",
     "decode_us_min",  # of the attention of a step that only decodes
 )
@@ -258,6 +260,7 @@ REQUEST = _record(
         ("loaded_ns", np.int64),  # may not run before
         ("yield_first", np.int64),  # of its answer in `yields`
         ("is_on_engine", np.int32),  # given to a pool and not ended
+        ("is_at_front_end", np.int32),  # or through it
     ]
 )
 
@@ -312,6 +315,9 @@ UNIT = _record(
         ("next_ns", np.int64),
         ("host_free_ns", np.int64),
         ("output_free_ns", np.int64),  # when the output server has handed out all it has
+        # When the server in front of it has tokenized, and handed over, all it has.
+        ("tokenizer_free_ns", np.int64),
+        ("executor_free_ns", np.int64),
         ("tick", np.int32),
         ("num_flights", np.int32),
         ("first_engine", np.int64),

@@ -1,10 +1,8 @@
 """How requests come and go: arrival, routing, output tokens, the end."""
 
-import numpy as np
-
-from foretoken.domain.units import NS_PER_MS, NS_PER_US
 from foretoken.simulator.engine.batch import num_kv_tokens_max
 from foretoken.simulator.engine.block import free_blocks, num_blocks_of
+from foretoken.simulator.engine.front_end import pass_front_end
 from foretoken.simulator.engine.layout import (
     DEPLOYMENT,
     LEAST_LOADED,
@@ -21,10 +19,12 @@ from foretoken.simulator.engine.view import (
     requests_of,
     runs_of,
     session_left_of,
+    units_of,
 )
 from foretoken.simulator.jit import compiled_part
 from foretoken.simulator.serving.record import RequestOutcome
 
+_pass_front_end = compiled_part(pass_front_end)
 _COMPLETED = int(RequestOutcome.COMPLETED)
 _CONTEXT_TOO_LONG = int(RequestOutcome.CONTEXT_TOO_LONG)
 _EXCEEDS_KV_CACHE = int(RequestOutcome.EXCEEDS_KV_CACHE)
@@ -38,15 +38,41 @@ def send(state: State, r: int, now_ns: int) -> None:
     """Let a client send a request now, or at its earliest if that is later."""
     request = requests_of(state)[r]
     request.arrival_ns = max(now_ns, request.earliest_ns)
-    frontend_ns = (
-        state.frontend_ms * NS_PER_MS
-        + state.frontend_us_per_token * NS_PER_US * request.num_prefill
-    )
-    request.ready_ns = request.arrival_ns + np.int64(np.rint(frontend_ns))
+    request.ready_ns = request.arrival_ns
 
 
 @compiled_part
-def route(state: State, r: int, now_ns: int) -> None:
+def enter(state: State, r: int, now_ns: int) -> None:
+    """Let a request that has arrived through a front end, and then to an engine."""
+    request = requests_of(state)[r]
+    if not request.is_at_front_end:
+        request.is_at_front_end = 1
+        request.ready_ns = _find_through_ns(state, as_int64(request.num_prefill), now_ns)
+        if request.ready_ns > now_ns:
+            push_ready(state, r)
+            return
+    _route(state, r, now_ns)
+
+
+@compiled_part
+def _find_through_ns(state: State, num_tokens: int, now_ns: int) -> int:
+    """Return when a request is through a front end, the first to be free of all units'."""
+    first = units_of(state)[0]
+    for u in range(1, state.num_units):
+        unit = units_of(state)[u]
+        is_first = unit.tokenizer_free_ns < first.tokenizer_free_ns
+        is_equal = unit.tokenizer_free_ns == first.tokenizer_free_ns
+        if is_first or (is_equal and unit.executor_free_ns < first.executor_free_ns):
+            first = unit
+    free_ns = (first.tokenizer_free_ns, first.executor_free_ns)
+    first.tokenizer_free_ns, first.executor_free_ns, through_ns = _pass_front_end(
+        state, num_tokens, now_ns, free_ns
+    )
+    return int(through_ns)
+
+
+@compiled_part
+def _route(state: State, r: int, now_ns: int) -> None:
     """Give a request that is ready to an engine, or refuse it."""
     request = requests_of(state)[r]
     num_tokens = as_int64(request.num_prefill) + request.num_decode

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from foretoken.domain.errors import UnknownPluginError
-from foretoken.domain.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from foretoken.domain.units import NS_PER_S
 from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.setup import PoolSetup
 from foretoken.simulator.cost.tables import CostTables
@@ -333,7 +333,7 @@ def _count_waits(waits: Waits, requests: Records) -> None:
 
 
 def _order_arrivals(plan: RequestPlan, rules: State, requests: Records) -> Ints:
-    """Send what arrives by itself and return it in the order it is ready, then what waits."""
+    """Send what arrives by itself and return it in its order, then what waits."""
     free = np.flatnonzero(requests["num_awaited"] == 0)
     num_open = len(free)
     if plan.concurrency > 0:
@@ -345,13 +345,7 @@ def _order_arrivals(plan: RequestPlan, rules: State, requests: Records) -> Ints:
         begin_ns = requests["earliest_ns"][requests["session"][open_requests]]
         think_ns = requests["think_ns"][open_requests]
         arrival_ns = np.maximum(arrival_ns, np.maximum(begin_ns, 0) + think_ns)
-    frontend_ns = (
-        float(rules["frontend_ms"]) * NS_PER_MS
-        + float(rules["frontend_us_per_token"]) * NS_PER_US * requests["num_prefill"][open_requests]
-    )
-    ready_ns = arrival_ns + np.rint(frontend_ns).astype(np.int64)
-    requests["arrival_ns"][open_requests] = arrival_ns
-    requests["ready_ns"][open_requests] = ready_ns
+    requests["arrival_ns"][open_requests] = requests["ready_ns"][open_requests] = arrival_ns
     rules["num_open"] = rules["num_released"] = num_open
-    free[:num_open] = open_requests[np.lexsort((open_requests, ready_ns))]
+    free[:num_open] = open_requests[np.lexsort((open_requests, arrival_ns))]
     return free.astype(np.int32)

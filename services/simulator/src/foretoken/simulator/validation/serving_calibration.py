@@ -209,13 +209,13 @@ def _price_us(
 
 
 def _missing_front_end_ms(validation: ServingValidation) -> float:
-    """Return how much longer the front end was measured to take; 0 where that is not much."""
+    """Return how much longer (below 0: less long) the front end took; 0 where that is not much."""
     part = next((item for item in validation.components if item.name == FRONT_END), None)
     missing_ms = part.measured_ms - part.simulated_ms if part is not None else 0.0
-    return round(missing_ms, 2) if missing_ms >= _LEAST_MS else 0.0
+    return round(missing_ms, 2) if abs(missing_ms) >= _LEAST_MS else 0.0
 
 
 def _with_front_end(scenario: ServingScenario, missing_ms: float) -> ServingScenario:
-    frontend_ms = scenario.resolve_engine().frontend_ms + missing_ms
+    frontend_ms = max(scenario.resolve_engine().frontend_ms + missing_ms, 0.0)
     rules = {**scenario.engine.rules, "frontend_ms": f"{frontend_ms:g}"}
     return replace(scenario, engine=replace(scenario.engine, rules=rules))

@@ -134,7 +134,9 @@ def calibration_section(calibration: ServingCalibration) -> Section:
     ]
     learned = _say_factors(correction)
     if calibration.frontend_ms:
-        learned += f" The front end takes {calibration.frontend_ms:g} ms more."
+        more_ms = calibration.frontend_ms
+        than = "more" if more_ms > 0 else "less"
+        learned += f" The front end takes {abs(more_ms):g} ms {than} than the engine's profile has."
     left_out = f"{correction.left_out_error_ratio:.1%}"
     expected = (
         f"Steps of one kind, predicted from the others, are {left_out} off."

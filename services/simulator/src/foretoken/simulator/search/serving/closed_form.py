@@ -58,6 +58,7 @@ class EngineRules:
     output_us_per_seq: float
     frontend_us: float
     frontend_us_per_token: float
+    executor_us_per_token: float
     tokens_per_seq: int = 1
     tokens_per_step: float = 1.0
     compile_us: float = 0.0
@@ -84,6 +85,7 @@ def closed_form_rules(
         output_us_per_seq=profile.output_us_per_seq,
         frontend_us=1000.0 * profile.frontend_ms,
         frontend_us_per_token=profile.frontend_us_per_token,
+        executor_us_per_token=profile.executor_us_per_token,
         tokens_per_seq=1 + speculation.num_draft_tokens if speculation else 1,
         tokens_per_step=speculation.tokens_per_step if speculation else 1.0,
         compile_us=profile.compile_us_of(kind.name for kind in kinds),
@@ -98,6 +100,8 @@ def has_closed_form(profile: EngineProfile) -> bool:
 # What a step consists of says what it takes, and the other way round; each round brings both
 # about ten times closer together.
 _NUM_ROUNDS = 4
+# Numbers of requests that differ by less are the same.
+_SAME_RATIO = 0.005
 
 
 class TimesSteps(Protocol):
@@ -161,14 +165,15 @@ class ReplicaForm:
         `concurrency` requests are on a replica at any time, all of them running; a step computes at
         most `budget` tokens.
         """
-        inside, (num, away, flow) = self._settle_with_output(concurrency, budget)
+        inside, (num, away, flow) = self._settle_with_servers(concurrency, budget)
         ttft_us = self._ttft_us(num, away, flow)
         cycle_us = (self._answer + away) * flow.mean_us
         each_us = np.maximum(cycle_us - ttft_us, 0.0) / self._answer
         rate = self._rate(num, away, flow, inside)
-        queued_us = np.maximum((concurrency - inside) / rate, self._output_us(num))
+        servers_us = self._frontend_us() + self._output_us(num)
+        outside_us = np.maximum((concurrency - inside) / rate, servers_us)
         return SteadyState(
-            ttft_us=ttft_us + queued_us + self._frontend_us(),
+            ttft_us=ttft_us + outside_us,
             tpot_us=each_us / self._rules.tokens_per_step,
             rate_rps=rate * US_PER_S,
         )
@@ -181,10 +186,11 @@ class ReplicaForm:
         single_us, latency_us = self._prompt_us(alone, np.zeros(num.shape))
         full_us, _ = self._prompt_us(most, np.zeros(num.shape))
         num_pieces = np.maximum(np.ceil(self._prompt / alone - 1e-9), 1.0)
+        busy_us = self._frontend_busy_us()
         return PromptPasses(
             alone_us=num_pieces * latency_us + self._frontend_us(),
-            single_us=single_us * self._prompt / alone / self._num_streams,
-            each_us=full_us * self._prompt / most / self._num_streams,
+            single_us=np.maximum(single_us * self._prompt / alone / self._num_streams, busy_us),
+            each_us=np.maximum(full_us * self._prompt / most / self._num_streams, busy_us),
             most=most / self._prompt,
         )
 
@@ -204,7 +210,7 @@ class ReplicaForm:
 
     def aggregated_mix(self, concurrency: Floats, budget: Floats) -> StepMix:
         """Return the steps of replicas as `aggregated` takes them."""
-        _, (_, _, flow) = self._settle_with_output(concurrency, budget)
+        _, (_, _, flow) = self._settle_with_servers(concurrency, budget)
         decoding = 1.0 - flow.share[0] if self._rules.mixes else np.ones(len(concurrency))
         return StepMix(
             prompts=self._prompt_steps(flow.piece_total[0], flow.concurrent_decodes[0]),
@@ -233,21 +239,25 @@ class ReplicaForm:
             decodes_per_request=self._answer / num,
         )
 
-    def _settle_with_output(
+    def _settle_with_servers(
         self, concurrency: Floats, budget: Floats
     ) -> tuple[Floats, tuple[Floats, Floats, _Flow]]:
         """Return how many requests the engines have, and as `_settle` does.
 
-        What waits for the output server is not on them: of the engines it takes what it hands out.
+        What is in the front end or waits for the output server is not on them: the slowest server
+        takes from the engines, or lets them have, what it can serve.
         """
         inside = np.broadcast_to(concurrency, (NUM_VARIANTS, len(concurrency)))
         settled = self._settle(inside, budget)
-        request_us = self._rules.output_us_per_seq * (self._answer + 1.0)
+        output_us = self._rules.output_us_per_seq * (self._answer + 1.0)
+        request_us = max(output_us, self._frontend_busy_us())
         for _ in range(_NUM_ROUNDS):
-            load = self._rate(*settled, inside) * request_us
-            if not (load > 1.0).any():
+            rate = self._rate(*settled, inside)
+            others = concurrency / (1.0 + rate / inside * self._frontend_us())
+            fewer = np.minimum(others, inside / np.maximum(rate * request_us, 1.0))
+            if np.allclose(fewer, inside, rtol=_SAME_RATIO):
                 break
-            inside = inside / np.maximum(load, 1.0)
+            inside = fewer
             settled = self._settle(inside, budget)
         return inside, settled
 
@@ -385,7 +395,15 @@ class ReplicaForm:
         return np.minimum(flow.per_step * self._prompt / room, 1.0) * (num - 1.0) / num
 
     def _frontend_us(self) -> float:
-        return self._rules.frontend_us + self._rules.frontend_us_per_token * self._prompt
+        """Return what a front end takes for a request that comes alone."""
+        rules = self._rules
+        per_token_us = rules.frontend_us_per_token + rules.executor_us_per_token
+        return rules.frontend_us + per_token_us * self._prompt
+
+    def _frontend_busy_us(self) -> float:
+        """Return how long a request keeps others out of the busier of a front end's servers."""
+        rules = self._rules
+        return max(rules.frontend_us_per_token, rules.executor_us_per_token) * self._prompt
 
     def _output_us(self, num: Floats) -> Floats:
         """Return how long the output server hands out a step of all engines in lock step."""
