@@ -7,7 +7,9 @@ measured on the operators of `training_tables.py`, which hold no training step:
   were left out of its training, as training itself leaves them out;
 - transferred: a device (for collectives a topology) is left out whole, and its calls are estimated
 from
-  the same operator elsewhere.
+  the same operator elsewhere;
+- software: what another engine, or another version of it, took for the same calls on the same
+  device, which is how far a step may be from the table of its operators.
 
 Of each model so made the mean product of the errors of two calls is held against their mean
 square, where the calls are half an octave to seven octaves apart, all dimensions together: as far
@@ -22,10 +24,11 @@ and how many of these are in the other order. Nothing is chosen by that.
 """
 
 import argparse
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +51,7 @@ from foretoken.predictor.regression.member import NAMES, MemberFitter
 from foretoken.predictor.regression.mixture import learn_shares
 from foretoken.predictor.regression.series_regressor import spread
 from foretoken.predictor.roofline import FloatColumn, IntColumn
-from foretoken.predictor.series import Series
+from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.training_rows import read_series
 from foretoken.predictor.transfer import train_transfers, transfer_names
 from foretoken.simulator.latency_source import LatencySource
@@ -123,7 +126,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _print_correlations(series: Sequence[Series]) -> None:
-    for name, found in (("own", _own(series)), ("transferred", _transferred(series))):
+    for name, found in (
+        ("own", _own(series)),
+        ("transferred", _transferred(series)),
+        ("software", _software(series)),
+    ):
         for family, title in enumerate(ERROR_FAMILIES):
             if sums := found.get(family):
                 _say(
@@ -184,6 +191,25 @@ def _transferred(series: Sequence[Series]) -> dict[int, _Sums]:
                 error_log = log_ratio - models[name].predict(design)
                 for family, rows in _split(item, item.points):
                     found[family].add(item.points[rows], error_log[rows])
+    return found
+
+
+def _software(series: Sequence[Series]) -> dict[int, _Sums]:
+    found: dict[int, _Sums] = defaultdict(_Sums)
+    alike: dict[SeriesKey, list[Series]] = defaultdict(list)
+    for item in series:
+        alike[replace(item.key, framework="")].append(item)
+    for members in alike.values():
+        for one, other in itertools.combinations(members, 2):
+            times_us = dict(zip(map(tuple, other.points.tolist()), other.latency_us, strict=True))
+            shared = [row for row, p in enumerate(map(tuple, one.points.tolist())) if p in times_us]
+            if len(shared) < _MIN_PAIRS:
+                continue
+            points = one.points[shared]
+            others_us = np.array([times_us[point] for point in map(tuple, points.tolist())])
+            error_log = np.log(one.latency_us[shared] / others_us)
+            for family, rows in _split(one, points):
+                found[family].add(points[rows], error_log[rows])
     return found
 
 

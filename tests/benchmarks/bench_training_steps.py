@@ -83,19 +83,20 @@ def _compare(rows: list[_Row], services: Foretoken, *, is_detailed: bool) -> Non
     errors: dict[str, list[float]] = defaultdict(list)
     memory: dict[str, list[float]] = defaultdict(list)
     steps: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    widths: list[float] = []
-    num_unfit = num_inside = 0
+    widths: dict[str, list[float]] = defaultdict(list)
+    inside: dict[str, list[bool]] = defaultdict(list)
+    num_unfit = 0
     for row in rows:
         report = simulate_training(row.scenario, services.predictor, None)
         step_s = report.step_time_ms / 1e3
         error = step_s / row.step_s - 1
         steps[row.pair][row.scenario.dtype.name.lower()] = (row.step_s, step_s)
+        low_s, high_s = report.step_time_low_ms / 1e3, report.step_time_high_ms / 1e3
         for key in (row.kind, "experts" if row.scenario.model.moe else "dense", "all"):
             errors[key].append(error)
+            inside[key].append(low_s <= row.step_s <= high_s)
+            widths[key].append((high_s - low_s) / step_s)
         num_unfit += not report.feasibility.is_feasible
-        low_s, high_s = report.step_time_low_ms / 1e3, report.step_time_high_ms / 1e3
-        num_inside += low_s <= row.step_s <= high_s
-        widths.append((high_s - low_s) / step_s)
         sys.stdout.write(
             f"{row.name:34} {row.step_s:8.3f} s, predicted {step_s:8.3f}, {error:+7.1%}"
             f"{''.join(_memory(row, report, memory))}"
@@ -109,11 +110,12 @@ def _compare(rows: list[_Row], services: Foretoken, *, is_detailed: bool) -> Non
             f" {statistics.fmean(map(abs, found)):.1%}, median"
             f" {statistics.median(map(abs, found)):.1%}, signed {statistics.fmean(found):+.1%}\n"
         )
-    sys.stdout.write(
-        f"inside their intervals: {num_inside} of {len(rows)}, median width"
-        f" {statistics.median(widths):.2f} of the step\n"
-        f"predicted not to fit: {num_unfit} of {len(rows)}\n"
-    )
+    for label, found in inside.items():
+        sys.stdout.write(
+            f"inside their intervals, {label}: {sum(found)} of {len(found)}, median width"
+            f" {statistics.median(widths[label]):.2f} of the step\n"
+        )
+    sys.stdout.write(f"predicted not to fit: {num_unfit} of {len(rows)}\n")
     _write_gains(steps)
 
 
