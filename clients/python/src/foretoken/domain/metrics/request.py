@@ -96,9 +96,9 @@ LATENCIES = (
         " decode replica", formula=_preempted, is_defined=is_completed,
         shown=("percentiles", "requests")),
     Metric("transfer_ms", "KV transfer time", "ms", "lower",
-        "transferred - first token, of requests that moved to a decode replica: the wait for room"
-        " there, for ports, and the bytes",
-        formula=lambda times: times.transferred - times.first_token,
+        "transferred - first token (0: before it), of requests that moved to a decode replica: the"
+        " wait for room there, for ports, and the bytes",
+        formula=lambda times: (times.transferred - times.first_token).clip(min=0),
         is_defined=lambda times: is_completed(times) & (times.transferred >= 0), neutral=0.0,
         statistics=("p50", "p99"), shown=("terminal", "page", "percentiles")),
 )
