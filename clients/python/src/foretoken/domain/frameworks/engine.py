@@ -63,7 +63,8 @@ DEFAULT_PROFILE = "vllm-0.28"
 class EngineProfile:
     """The rules of a serving engine at its versions; one file each in `engines/`.
 
-    A file that `extends` another profile says what differs from it; see `load_profiles`.
+    A file that `extends` another profile says what differs from it; see `load_profiles`. The first
+    of its `versions` was `released` on a day of PyPI's ("": of no software).
 
     Limits: `max_num_seqs` requests run at once, a step computes at most `max_num_batched_tokens`,
     and of one prompt at most `max_chunk_tokens` (0: as the budget allows), of at most
@@ -138,6 +139,7 @@ class EngineProfile:
     engine: str
     extends: str = ""
     versions: str = ""
+    released: str = ""
     source: str = ""
     scheduler: str = "chunked_prefill"
     max_num_seqs: int = 256
@@ -425,6 +427,8 @@ def _captured(profile: EngineProfile) -> tuple[int, ...]:
 
 
 _FIXED = ("name", "extends")
+# Source: PyPA, "Version specifiers".
+_RELEASE = re.compile(r"(\d+(?:\.\d+)*)(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?$")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "memory_utilization_ratio")
 
 
@@ -454,6 +458,16 @@ def find_engine(name: str) -> EngineProfile:
     return replace(narrowest, name=name)
 
 
+def find_engine_of_day(engine: str, day: str) -> EngineProfile | None:
+    """Return the profile of an engine's last release by then (`2025-10-29`), if it has one."""
+    released = [
+        profile
+        for profile in all_engines().values()
+        if profile.engine == engine and "" < profile.released <= day
+    ]
+    return max(released, key=lambda profile: profile.released, default=None)
+
+
 def _covers(profile: EngineProfile, version: str) -> bool:
     """Whether a version lies in the profile's range ("0.14-0.18", both ends included)."""
     wanted = _version_numbers(version)
@@ -465,5 +479,6 @@ def _covers(profile: EngineProfile, version: str) -> bool:
 
 
 def _version_numbers(version: str) -> tuple[int, ...]:
-    parts = version.split(".")
-    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+    """Return the numbers of a release, of what comes before one and after it (`1.2.0rc6.post1`)."""
+    found = _RELEASE.match(version)
+    return tuple(map(int, found[1].split("."))) if found else ()

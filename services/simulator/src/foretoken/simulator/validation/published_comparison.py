@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from foretoken.domain.errors import ForetokenError
-from foretoken.domain.frameworks.engine import EngineSpec, all_engines, find_engine
+from foretoken.domain.frameworks.engine import EngineSpec, find_engine, find_engine_of_day
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.models.architecture import ModelArchitecture, all_models, find_model
 from foretoken.domain.models.quantization import PARTS, all_quantizations, find_quantization
@@ -135,12 +135,12 @@ def draw_lengths(longest: int, shortest_ratio: float) -> LengthSpec:
 
 
 def _find_profile(run: PublishedRun) -> str:
-    """Return the profile of the run's version, else the last of its engine."""
+    """Return the profile of the run's version, else of what was released when it ran."""
     try:
         return find_engine(f"{run.engine}-{run.version}").name
     except ForetokenError:
-        known = [name for name, found in all_engines().items() if found.engine == run.engine]
-        return known[-1] if known else find_engine(run.engine).name
+        found = find_engine_of_day(run.engine, run.day)
+        return found.name if found else find_engine(run.engine).name
 
 
 def compare_published(

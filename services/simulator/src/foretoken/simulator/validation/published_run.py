@@ -39,6 +39,8 @@ _DRAFTED = {
 _AGGREGATED = "agg"
 # Lengths that are farther apart than this factor make another workload, or another step.
 _ALIKE_RATIO = 2.5
+# When a run was measured, where its export says.
+_MEASURED = re.compile(r"\bmeasured=(\d{4}-\d\d-\d\d)")
 # What checkpoints in another format add to the name of their model.
 _FORMAT_END = re.compile(r"-(FP8|NVFP4)$")
 
@@ -47,7 +49,8 @@ _FORMAT_END = re.compile(r"-(FP8|NVFP4)$")
 class PublishedRun:
     """A measured run; `formats` are those of weights in GEMM and experts, times are means.
 
-    `num_devices` is what one replica takes; `concurrency` requests ran on it at a time. With
+    `num_devices` is what one replica takes; `concurrency` requests ran on it at a time. It ran on
+    a `day` (`2025-10-29`; empty: nobody says when). With
     `is_of_inference_max` its scripts started server and client, else the lengths were fixed.
     """
 
@@ -67,6 +70,7 @@ class PublishedRun:
     ttft_ms: float
     tpot_ms: float
     is_of_inference_max: bool = False
+    day: str = ""
 
     @property
     def shortest_ratio(self) -> float:
@@ -152,7 +156,13 @@ def _read_rows(rows: Iterable[Mapping[str, str]]) -> Iterator[PublishedRun]:
             ttft_ms=float(row["silicon_ttft_ms"]),
             tpot_ms=float(row["silicon_tpot_ms"]),
             is_of_inference_max=_OF_INFERENCE_MAX.match(_source_of(row)) is not None,
+            day=_read_day(row),
         )
+
+
+def _read_day(row: Mapping[str, str]) -> str:
+    found = _MEASURED.search(_source_of(row))
+    return found[1] if found else ""
 
 
 def _read_layout(row: Mapping[str, str]) -> dict[str, int]:
