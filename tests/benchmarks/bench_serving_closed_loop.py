@@ -32,7 +32,6 @@ from foretoken.app.starter import with_starter
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import EngineSpec
-from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
@@ -343,8 +342,6 @@ def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
         framework=launch.framework,
         quantization=launch.quantization,
         kv_dtype=launch.kv_dtype,
-        # Runs are without a pause, so what computes for long is slowed by its device's power.
-        power_limit_w=find_device(run.system).tdp_w,
         # Of gpt-oss the spread was counted; of others it is chosen.
         moe_routing="" if run.model == "gpt-oss-120b" else ROUTING,
         kernels={"moe_experts": launch.experts_kernel} if launch.experts_kernel else {},

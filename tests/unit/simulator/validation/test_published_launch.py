@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.validation.published_comparison import scenario_of_published
 from foretoken.simulator.validation.published_launch import find_launch, limit_step_tokens
@@ -91,11 +90,6 @@ def test_a_launch_is_what_is_simulated() -> None:
     waiting = scenario_of_published(_RUN)
     assert "20" == waiting.engine.rules["batch_wait_iters"]
     assert (2048, DType.FP8) == (waiting.engine.max_num_batched_tokens, waiting.kv_dtype)
-
-
-def test_runs_are_as_long_as_power_counts() -> None:
-    """Each device has what it is sold with as a limit."""
-    assert scenario_of_published(_RUN).power_limit_w == find_device(_RUN.device).tdp_w
 
 
 def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import EngineSpec, find_engine, find_engine_of_day
-from foretoken.domain.hardware.device import find_device
 from foretoken.domain.models.architecture import ModelArchitecture, all_models, find_model
 from foretoken.domain.models.quantization import PARTS, all_quantizations, find_quantization
 from foretoken.domain.requests.layout import ParallelLayout
@@ -82,8 +81,6 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
         device=run.device,
         quantization=quantization,
         kv_dtype=launch.kv_dtype,
-        # Runs are without a pause, so what computes for long is slowed by its device's power.
-        power_limit_w=find_device(run.device).tdp_w,
         layout=ParallelLayout(
             tp=run.tp, pp=run.pp, dp=run.dp, ep=run.ep, attention_dp=run.dp > 1 and run.ep == 1
         ),
