@@ -5,7 +5,12 @@ from dataclasses import astuple, replace
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.frameworks.engine import EngineSpec, all_engines, find_engine
+from foretoken.domain.frameworks.engine import (
+    EngineSpec,
+    all_engines,
+    find_engine,
+    find_engine_of_day,
+)
 from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.hardware.device import all_devices, find_device
 
@@ -228,3 +233,49 @@ def test_a_step_with_prompts_waits_for_its_launches() -> None:
         measured_ms = 2.6915 + 2.0356 + 5.2418
         assert pytest.approx(measured_ms, abs=0.01) == profile.frontend_ms + tokenizer_ms
     assert pytest.approx(82.64, rel=0.01) == 2050 * find_engine("sglang-0.5").launch_us / 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sglang-0.5.8.post1", "sglang 0.5.8.post1"),
+        ("trtllm-1.2.0rc6.post2", "trtllm 1.2.0rc6.post2"),
+        ("vllm-0.19.0.dev5", "vllm 0.19.0.dev5"),
+    ],
+)
+def test_candidates_and_posts_are_of_their_release(name: str, expected: str) -> None:
+    """What PyPA calls a version is one; a nightly build's name is none."""
+    assert expected == find_engine(name).software
+    with pytest.raises(UnknownPluginError):
+        find_engine("sglang-nightly-dev")
+
+
+@pytest.mark.parametrize(
+    ("engine", "day", "expected"),
+    [
+        ("vllm", "2025-10-29", "vllm-0.11"),
+        ("vllm", "2025-10-03", "vllm-0.8"),
+        ("trtllm", "2025-10-29", "trtllm-1.0"),
+        ("sglang", "2026-10-01", "sglang-0.5.20"),
+        ("vllm", "", "vllm-0.28"),
+        ("vllm", "2020-01-01", ""),
+        ("plain", "2026-10-01", ""),
+    ],
+)
+def test_a_day_has_the_last_release_by_then(engine: str, day: str, expected: str) -> None:
+    """Without a day it is the last of all; what is no software has none."""
+    found = find_engine_of_day(engine, day)
+    assert expected == (found.name if found else "")
+
+
+def test_every_profile_of_a_software_says_when_it_came_out() -> None:
+    """In the order of versions."""
+    for engine in ("vllm", "sglang", "trtllm"):
+        profiles = [each for each in all_engines().values() if each.engine == engine]
+        days = [each.released for each in sorted(profiles, key=lambda each: _first(each.versions))]
+        assert all(days)
+        assert days == sorted(days)
+
+
+def _first(versions: str) -> tuple[int, ...]:
+    return tuple(map(int, versions.partition("-")[0].split(".")))

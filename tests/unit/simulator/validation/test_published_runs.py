@@ -144,6 +144,14 @@ def test_a_run_of_the_model_in_another_format_is_alike() -> None:
     assert own is find_nearest([_RUNS[0], own], asked)
 
 
+def test_a_run_without_a_version_is_of_the_release_of_its_day() -> None:
+    """Its day is what the export says; where it says none, the engine's name has to do."""
+    run = replace(_RUNS[0], version="", day="2025-10-29")
+    assert scenario_of_published(run).engine.profile == "vllm-0.11"
+    nightly = replace(_RUNS[0], version="nightly-5b8c30d62b754b57", day="2026-04-06")
+    assert scenario_of_published(nightly).engine.profile == "vllm-0.19"
+
+
 def test_a_run_is_simulated_as_it_was_launched() -> None:
     scenario = scenario_of_published(_RUNS[0])
     assert ("llama-3.1-8b-fp8", "fp8_static", "vllm-0.19.0", 2) == (

@@ -459,11 +459,11 @@ def find_engine(name: str) -> EngineProfile:
 
 
 def find_engine_of_day(engine: str, day: str) -> EngineProfile | None:
-    """Return the profile of an engine's last release by then (`2025-10-29`), if it has one."""
+    """Return the profile of an engine's last release by a day (`2025-10-29`; "": of all)."""
     released = [
         profile
         for profile in all_engines().values()
-        if profile.engine == engine and "" < profile.released <= day
+        if profile.engine == engine and profile.released and (not day or profile.released <= day)
     ]
     return max(released, key=lambda profile: profile.released, default=None)
 
