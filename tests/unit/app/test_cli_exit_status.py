@@ -100,6 +100,15 @@ def test_an_answer_has_status_0(run: Run, name: str) -> None:
     assert not says_nothing(json.loads(result.stdout))
 
 
+def test_a_deployment_that_refuses_all_requests_is_no_answer(run: Run) -> None:
+    """It fits, but prompts are longer than what the model reads."""
+    command = "simulate serving {folder}/serving.yaml --set workload.prefill.mean=1000000"
+    result = run(f"{command} --set workload.prefill.kind=fixed", _FITS)
+    assert result.exit_code == 3, result.output
+    report = json.loads(result.stdout)
+    assert report["num_refused_by_reason"] == {"context_too_long": report["num_requests"]}
+
+
 def test_a_target_date_nothing_meets_is_no_answer(run: Run) -> None:
     result = run("simulate run {folder}/training.yaml --tokens 1e15 --target-days 0.001", _FITS)
     assert result.exit_code == 3, result.output
