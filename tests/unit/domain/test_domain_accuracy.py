@@ -61,8 +61,8 @@ def test_the_line_with_most_that_holds_applies() -> None:
 @pytest.mark.parametrize(
     ("table", "facts", "expected"),
     [
-        ("operators", {"group": "gemm", "provenance": "interpolated"}, "latency 4.5 %: a matrix"),
-        ("operators", {"group": "gemm", "provenance": "transferred"}, "latency 5.2 to 37 %: a"),
+        ("operators", {"group": "gemm", "provenance": "interpolated"}, "latency 4.7 %: a matrix"),
+        ("operators", {"group": "gemm", "provenance": "transferred"}, "latency 5.1 to 38 %: a"),
         ("operators", {"group": "gemm", "provenance": "analytical"}, ""),
         ("operators", {"group": "elementwise", "provenance": "interpolated"}, ""),
         ("serving", {"grounds": "device"}, "TPOT 8.7 % (median 7.9 %), TTFT 31 % (median 24 %): "),
