@@ -58,7 +58,8 @@ def test_a_server_is_calibrated_in_one_click(web: WebClient) -> None:
     assert b"correction: my-server" in page
     assert b"error then" in web.get(f"{done.headers['Location']}/report").body
     known = web.call("predictor/list_corrections")["corrections"]
-    assert ["my-server"] == [one["name"] for one in known]
+    # Other tests of this server may have been here before.
+    assert "my-server" in [one["name"] for one in known]
     asked = {"model": "llama-3.1-8b", "devices": "h100_sxm", "gpus": "1", "isl": "64", "osl": "16"}
     assert {} == post_form(web, "/check", {**asked, "correction": "my-server"}).json
 
