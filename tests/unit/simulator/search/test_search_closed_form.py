@@ -105,6 +105,24 @@ def _in_process(profile: str) -> EngineProfile:
     return replace(rules, frontend_ms=0.0, frontend_us_per_token=0.0, executor_us_per_token=0.0)
 
 
+def _compare_with_simulation(
+    rules: EngineProfile, batch: int, limit: int, error_ratio: float
+) -> tuple[float, float]:
+    """Hold rate and TPOT to a simulated closed loop's within an error, and TTFT within 30 %.
+
+    Return how many requests there are by Little's law, and how many a second were simulated.
+    """
+    found = _answer(rules, batch, limit)
+    each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
+
+    ttft_us, tpot_us, rate_rps = _simulate(rules, batch, limit, each_us)
+
+    assert found.rate_rps[0, 0] == pytest.approx(rate_rps, rel=error_ratio)
+    assert found.tpot_us[0, 0] == pytest.approx(tpot_us, rel=error_ratio)
+    assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.30)
+    return float(found.rate_rps[0, 0]) * each_us / US_PER_S, rate_rps
+
+
 @pytest.mark.parametrize("profile", ["vllm-0.20", "sglang-0.5", "trtllm-1.0"])
 @pytest.mark.parametrize(("batch", "limit"), [(4.0, 512.0), (16.0, 2048.0)])
 def test_the_steps_of_requests_fill_the_time(profile: str, batch: float, limit: float) -> None:
@@ -135,30 +153,15 @@ def test_the_steps_of_requests_fill_the_time(profile: str, batch: float, limit: 
 def test_steady_state_is_that_of_the_simulation(profile: str, batch: int, limit: int) -> None:
     """Rate and TPOT are within 4 % of a simulated closed loop, TTFT within 30 %."""
     # What stands in front of an engine is in no step of it.
-    rules = _in_process(profile)
-    found = _answer(rules, batch, limit)
-    each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
-
-    ttft_us, tpot_us, rate_rps = _simulate(rules, batch, limit, each_us)
-
-    assert found.rate_rps[0, 0] == pytest.approx(rate_rps, rel=0.04)
-    assert found.tpot_us[0, 0] == pytest.approx(tpot_us, rel=0.04)
-    assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.30)
+    _compare_with_simulation(_in_process(profile), batch, limit, 0.04)
 
 
 @pytest.mark.parametrize("output_us_per_seq", [30.0, 60.0, 150.0])
 def test_what_the_output_server_cannot_hand_out_waits_for_it(output_us_per_seq: float) -> None:
     """Below its limit nothing changes but its own time; above, answers leave as fast as it goes."""
     rules = replace(_in_process("vllm-0.20"), output_us_per_seq=output_us_per_seq)
-    found = _answer(rules, 16, 2048)
-    each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
-
-    ttft_us, tpot_us, rate_rps = _simulate(rules, 16, 2048, each_us)
-
-    assert found.rate_rps[0, 0] == pytest.approx(rate_rps, rel=0.05)
-    assert found.tpot_us[0, 0] == pytest.approx(tpot_us, rel=0.05)
-    assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.30)
-    assert rate_rps <= 1.02 * US_PER_S / (output_us_per_seq * _ANSWER)
+    _, simulated_rps = _compare_with_simulation(rules, 16, 2048, 0.05)
+    assert simulated_rps <= 1.02 * US_PER_S / (output_us_per_seq * _ANSWER)
 
 
 @pytest.mark.parametrize("server", ["frontend_us_per_token", "executor_us_per_token"])
@@ -166,16 +169,9 @@ def test_what_the_output_server_cannot_hand_out_waits_for_it(output_us_per_seq: 
 def test_what_a_front_end_cannot_take_waits_for_it(server: str, us_per_token: float) -> None:
     """Below its limit nothing changes but its own time; above, requests come as fast as it goes."""
     rules = replace(_in_process("vllm-0.20"), **{server: us_per_token}, frontend_ms=5.0)  # type: ignore[arg-type]
-    found = _answer(rules, 16, 2048)
-    each_us = float(found.ttft_us[0, 0] + (_ANSWER - 1) * found.tpot_us[0, 0])
-
-    ttft_us, tpot_us, rate_rps = _simulate(rules, 16, 2048, each_us)
-
-    assert found.rate_rps[0, 0] == pytest.approx(rate_rps, rel=0.05)
-    assert found.tpot_us[0, 0] == pytest.approx(tpot_us, rel=0.05)
-    assert found.ttft_us[0, 0] == pytest.approx(ttft_us, rel=0.30)
-    assert rate_rps <= 1.02 * US_PER_S / (us_per_token * _PROMPT)
-    assert 16 == pytest.approx(float(found.rate_rps[0, 0]) * each_us / US_PER_S, rel=0.01)
+    found_num, simulated_rps = _compare_with_simulation(rules, 16, 2048, 0.05)
+    assert simulated_rps <= 1.02 * US_PER_S / (us_per_token * _PROMPT)
+    assert 16 == pytest.approx(found_num, rel=0.01)
 
 
 def test_one_request_alone_takes_its_own_steps() -> None:

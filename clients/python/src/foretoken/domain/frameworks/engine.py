@@ -121,8 +121,8 @@ class EngineProfile:
     none before it, the host compiles kernels first, `compile_us` for each kind of layer that the
     model has. A server in front of the engine tokenizes one prompt after the other,
     `frontend_us_per_token` for each token, and hands them over to the executor one after the other,
-    `executor_us_per_token`; `frontend_ms` more of a request keep no
-    other waiting (0: the engine is called in process).
+    `executor_us_per_token`; `frontend_ms` more of a request keep no other waiting (0: the engine is
+    called in process).
 
     Memory: the engine takes `memory_utilization_ratio` of the device (`memory_rule`
     `utilization`: for everything; `static`: for weights and KV cache, the rest is for activations
