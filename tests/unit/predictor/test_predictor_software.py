@@ -1,5 +1,6 @@
 """The engine's own software answers first; what stands in for it is wider, and named."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ _PRO = {"device": "rtx_pro_6000", "topology": "rtx_pro_6000_pcie"}
         ("vllm 0.19", "nccl 2.29.2", "all_gather", (Relation.LIBRARY, ())),
         ("pytorch", "nccl 2.29.2", "all_reduce", (Relation.LIBRARY, ())),
         ("pytorch", "torch 2.5.1+cu124", "gemm", (Relation.SAME, ())),
+        ("sglang 0.5.9", "sglang dev-1aa0e9", "gemm", (Relation.VERSION, (sys.maxsize,))),
+        ("sglang", "sglang dev-1aa0e9", "gemm", (Relation.SAME, ())),
     ],
 )
 def test_measured_software_is_told_from_the_one_in_mind(

@@ -3,6 +3,7 @@
 import enum
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,7 @@ from foretoken.domain.operators.spec.operator import OperatorSpec
 _Version = tuple[int, ...]
 _DIGITS = re.compile(r"\d+")
 _NUM_PARTS = 3
+_FARTHEST: _Version = (sys.maxsize,)
 # Names of one software.
 _ALIASES = {"torch": "pytorch"}
 # What is meant where no software is said, as in a scenario: one kernel's times, where all software
@@ -59,18 +61,23 @@ _GEMM_16_BIT_APART, _16_BIT = (1.18, 1.20), ("bf16", "fp16")
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """A name, and the range of versions that is meant, both ends included; empty: not said."""
+    """A name, and the range of versions that is meant, both ends included; empty: not said.
+
+    Of a build of no release, `is_build`, nobody knows between which versions it stands.
+    """
 
     name: str
     first: _Version = ()
     last: _Version = ()
+    is_build: bool = False
 
     def relate(
         self, have: str, operator: str, dtype: str = "", variant: str = ""
     ) -> tuple[Relation, _Version]:
         """Return what software that measured an operator is to this one, and how far its version.
 
-        Without a name or a version nothing says that it is another.
+        Without a name or a version nothing says that it is another; a build of no release is
+        farther from a version than any other.
         """
         other = parse_software(have)
         if not other.name:
@@ -78,6 +85,8 @@ class Software:
         if other.name != self.name:
             calls = self._calls(other, operator) or self._ran_as(other, operator, dtype, variant)
             return (Relation.LIBRARY if calls else Relation.OTHER), ()
+        if self.first and other.is_build:
+            return Relation.VERSION, _FARTHEST
         if not (self.first and other.first):
             return Relation.SAME, ()
         apart = self._versions_apart(other.first)
@@ -121,8 +130,8 @@ def parse_software(text: str) -> Software:
     """Return what "vllm", "vllm 0.19.0" or "vllm 0.14-0.16" names."""
     name, _, versions = text.strip().lower().partition(" ")
     first, _, last = versions.partition("-")
-    name = _ALIASES.get(name, name)
-    return Software(name, _numbers(first), _numbers(last) or _numbers(first))
+    name, start = _ALIASES.get(name, name), _numbers(first)
+    return Software(name, start, (start and _numbers(last)) or start, bool(versions) and not start)
 
 
 def order_versions(text: str) -> tuple[_Version, _Version]:
