@@ -2,9 +2,9 @@
 """Make the starter's dataset from NVIDIA's wheel: `python starter/make_starter.py --wheel FILE`.
 
 The wheel's tables are imported into a catalog of their own; of what can be trained on, the series
-of the newest software are thinned (see `thinning.py`) and published as a dataset, with an index of
-its series, models of typical efficiency, and what leaving points out taught of series. The same
-wheel and the same release of the program give the same bytes.
+of the newest software, and of older where it is another, are thinned (see `thinning.py`) and
+published as a dataset, with an index of its series, models of typical efficiency, and what leaving
+points out taught of series. The same wheel and the same release of the program give the same bytes.
 """
 
 import argparse
@@ -229,12 +229,13 @@ class Thinned:
         groups: dict[SeriesKey, list[pa.Table]] = {}
         for key, rows in group_rows(table):
             groups.setdefault(key, []).append(rows)
-        found = {key: pa.concat_tables(parts) for key, parts in groups.items()}
-        for key in sorted(choose_software({key: rows.num_rows for key, rows in found.items()})):
-            if _is_told_by_sibling(key):
-                continue
-            series = read_fastest(key, found[key])
-            yield series.take(choose_points(series))
+        found = {
+            key: read_fastest(key, pa.concat_tables(parts))
+            for key, parts in groups.items()
+            if not _is_told_by_sibling(key)
+        }
+        for key in sorted(choose_software(found)):
+            yield found[key].take(choose_points(found[key]))
 
 
 def _is_told_by_sibling(key: SeriesKey) -> bool:

@@ -1,14 +1,14 @@
-"""Which measurements of NVIDIA's tables the starter keeps: the newest software, even samples."""
+"""Which measurements of NVIDIA's tables the starter keeps: of what software, even samples."""
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, all_engines, find_engine
+from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
 from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.predictor.software import Relation, parse_software
 from foretoken.predictor.training_rows import Series, SeriesKey
@@ -28,8 +28,9 @@ _NUM_PATTERNS = 2
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 # Of how tokens may be routed to experts, what is between the two that are kept.
 _BETWEEN = "power_law_1.01"
-# A version that has less than this part of the points of the fullest one does not replace it.
-_FULL_SHARE = 0.5
+# A version tells of an older one if it has this share of its points, and half of these within this
+# factor, twice what models err by on points left out. Source: tests/benchmarks/bench_starter.py.
+_MOST, _ALIKE_LOG = 0.5, math.log(1.1)
 
 
 def choose_points(series: Series) -> npt.NDArray[np.int64]:
@@ -62,31 +63,42 @@ def _find_runs(points: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return min(found, key=lambda starts: abs(math.log(len(starts) ** 2 / len(points))))
 
 
-def choose_software(sizes: Mapping[SeriesKey, int]) -> set[SeriesKey]:
-    """Return the series that are kept: of each engine the newest version that a profile covers.
+def choose_software(found: Mapping[SeriesKey, Series]) -> set[SeriesKey]:
+    """Return the series that are kept: of each engine the newest, and what newer ones do not tell.
 
-    Also that of the default profile, and where no profile covers any, the newest. A library of
-    collectives has no profile. Experts are kept as in a balanced batch and as in the most uneven.
+    That is an older version whose times are others, or of shapes that nobody measured since. Also
+    the default profile's. Experts are kept as in a balanced batch and as in the most uneven.
     """
     groups: dict[tuple[SeriesKey, str], list[SeriesKey]] = {}
-    for key in sizes:
+    for key in found:
         if parse_variant(key.variant).get("routing") == _BETWEEN:
             continue
         alike = replace(key, framework=""), parse_software(key.framework).name
         groups.setdefault(alike, []).append(key)
     kept: set[SeriesKey] = set()
-    for (_, name), keys in groups.items():
-        covered = [key for key in keys if _is_covered(key, _ranges(name))]
-        kept.add(_newest(covered or keys, sizes))
-        usual = [key for key in keys if _is_covered(key, [_default_range()])]
-        kept |= {_newest(usual, sizes)} if usual else set()
+    for keys in groups.values():
+        newer: list[SeriesKey] = []
+        for key in sorted(keys, key=lambda key: _age(key.framework), reverse=True):
+            if not any(_tells(found[known], found[key]) for known in newer):
+                newer.append(key)
+        usual = [key for key in keys if _is_usual(key)]
+        kept |= {*newer, *sorted(usual, key=lambda key: _age(key.framework))[-1:]}
     return kept
 
 
-def _newest(keys: Sequence[SeriesKey], sizes: Mapping[SeriesKey, int]) -> SeriesKey:
-    fullest = max(sizes[key] for key in keys)
-    full = [key for key in keys if sizes[key] >= _FULL_SHARE * fullest]
-    return max(full, key=lambda key: _age(key.framework))
+def _tells(newer: Series, older: Series) -> bool:
+    """Whether a version has most points of an older one, and takes about as long there."""
+    common, rows, old_rows = np.intersect1d(
+        *map(_as_items, (newer.points, older.points)), assume_unique=True, return_indices=True
+    )
+    if len(common) < _MOST * older.num_points:
+        return False
+    ratios = newer.latency_us[rows] / older.latency_us[old_rows]
+    return bool(np.median(np.abs(np.log(ratios))) <= _ALIKE_LOG)
+
+
+def _as_items(points: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    return np.ascontiguousarray(points).view([("", points.dtype)] * points.shape[1]).ravel()
 
 
 def _age(framework: str) -> tuple[bool, Sequence[int]]:
@@ -95,15 +107,7 @@ def _age(framework: str) -> tuple[bool, Sequence[int]]:
     return not version.startswith("dev-"), [int(word) for word in re.findall(r"\d+", version)][:4]
 
 
-def _is_covered(key: SeriesKey, ranges: Iterable[str]) -> bool:
-    related = (parse_software(text).relate(key.framework, key.operator)[0] for text in ranges)
-    return Relation.SAME in related
-
-
-def _ranges(name: str) -> Sequence[str]:
-    profiles = all_engines().values()
-    return [text for profile in profiles if (text := profile.software).partition(" ")[0] == name]
-
-
-def _default_range() -> str:
-    return find_engine(DEFAULT_PROFILE).software
+def _is_usual(key: SeriesKey) -> bool:
+    """Whether a series is of the default profile's software."""
+    usual = parse_software(find_engine(DEFAULT_PROFILE).software)
+    return usual.relate(key.framework, key.operator)[0] is Relation.SAME

@@ -86,13 +86,11 @@ def _read(catalog: CatalogPort, device: str, operator: str, num_series: int) -> 
     parts: dict[SeriesKey, list[pa.Table]] = {}
     for key, rows in group_rows(table):
         parts.setdefault(key, []).append(rows)
-    sizes = {key: sum(rows.num_rows for rows in own) for key, own in parts.items()}
-    kept = [key for key in choose_software(sizes) if sizes[key] >= _LEAST]
-    kept.sort(key=lambda key: (-sizes[key], key))
+    found = {key: read_fastest(key, pa.concat_tables(own)) for key, own in parts.items()}
+    kept = [found[key] for key in choose_software(found) if found[key].num_points >= _LEAST]
+    kept.sort(key=lambda series: (-series.num_points, series.key))
     places = np.linspace(0, len(kept) - 1, min(num_series, len(kept))).astype(int)
-    for place in places:
-        key = kept[place]
-        yield read_fastest(key, pa.concat_tables(parts[key]))
+    yield from (kept[place] for place in places)
 
 
 def _compare(series: Series) -> tuple[int, int, float, float]:

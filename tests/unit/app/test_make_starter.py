@@ -36,6 +36,11 @@ def program() -> ModuleType:
         return importlib.import_module("make_starter")
 
 
+@pytest.fixture(scope="module")
+def thinning(program: ModuleType) -> ModuleType:
+    return importlib.import_module(program.choose_software.__module__)
+
+
 @pytest.fixture
 def catalog(tmp_path: Path, make_catalog_path: Callable[[Path], str]) -> CatalogService:
     """GEMMs of an H200, and of a B200 and a B300, whose tensor cores differ in FP4 alone."""
@@ -94,15 +99,38 @@ def test_the_same_rows_give_the_same_bytes(
     np.testing.assert_allclose(series.latency_us, expected, rtol=5e-4)
 
 
+def test_older_software_is_kept_where_newer_does_not_tell(thinning: ModuleType) -> None:
+    """The newest, that of other times, and that of other points; not what is nearly as fast."""
+    known = {
+        name: _series(name, slowdown, first)
+        for name, slowdown, first in (
+            ("vllm 0.31.0", 1.0, 1),
+            ("vllm 0.25.0", 1.05, 1),
+            ("vllm 0.24.0", 1.2, 1),
+            ("vllm 0.17.0", 1.0, 8),
+            ("trtllm 1.3.0rc20", 1.0, 1),
+            ("trtllm 1.3.0rc9", 1.01, 1),
+        )
+    }
+    kept = thinning.choose_software({series.key: series for series in known.values()})
+    gone = {"vllm 0.25.0", "trtllm 1.3.0rc9"}
+    assert gone == {name for name, series in known.items() if series.key not in kept}
+
+
+def _series(framework: str, slowdown: float, first: int) -> Series:
+    points = np.stack(np.meshgrid(np.arange(first, first + 10), [64], [4096]), -1).reshape(-1, 3)
+    key = SeriesKey("gemm", "h200_sxm", "", "bf16", "forward", framework)
+    return Series(key=key, points=points, latency_us=slowdown * points.sum(axis=1))
+
+
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=3, max_size=3),
     share=st.floats(0.1, 1.0),
 )
-def test_a_sample_is_even_and_has_the_corners(sizes: list[int], share: float) -> None:
+def test_a_sample_is_even_and_has_the_corners(
+    thinning: ModuleType, sizes: list[int], share: float
+) -> None:
     """Of a lattice, or any part of it that begins and ends where it does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(_PROGRAM))
-        thinning = importlib.import_module("thinning")
     points = np.stack(np.meshgrid(*(np.arange(1, n + 1) for n in sizes), indexing="ij"), -1)
     points = points.reshape(-1, 3).astype(np.int64)
     key = SeriesKey("gemm", "h200_sxm", "", "bf16", "forward", "vllm 0.31.0")
