@@ -268,3 +268,62 @@ def test_prefills_wait_for_the_host_in_engines_too() -> None:
         ]
 
     assert {} == _names(_stored([*blocks(300.0, "vllm"), *blocks(20.0, "sglang")]))
+
+
+def _modules(least_us: float, **changes: Any) -> list[dict[str, Any]]:
+    """Return latent decodes of a module that takes so long for next to nothing."""
+    widths = {"num_heads": 4, "hidden": 2048, "q_lora_rank": 1536, "kv_lora_rank": 512}
+    widths |= {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    return [
+        row(
+            operator="mla_decode_module",
+            device="h200_sxm",
+            dtype="bf16",
+            dims=widths
+            | {"num_seqs": num_seqs}
+            | {"kv_tokens": num_seqs * context, "kv_tokens_max": context},
+            **{
+                "framework": "vllm",
+                "latency_us_median": least_us + num_seqs * context * 1152 / 2.4e6,
+                **changes,
+            },
+        )
+        for num_seqs in 1 << np.arange(6)
+        for context in 1 << np.arange(4, 18)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("least_us", "changes", "is_flagged"),
+    [
+        pytest.param((78.0, 34.0), {}, True, id="many kernels more"),
+        pytest.param((20.0, 10.0), {}, False, id="a kernel or two more"),
+        pytest.param((78.0, 34.0), {"kernel": "FLASHMLA"}, False, id="another kernel"),
+        pytest.param((78.0, 34.0), {"framework": "trtllm"}, False, id="another engine"),
+        pytest.param((78.0, 34.0), {"variant": "kv=fp8"}, False, id="another variant"),
+    ],
+)
+def test_a_release_whose_small_calls_take_many_launches_more_is_flagged_whole(
+    least_us: tuple[float, float], changes: dict[str, Any], is_flagged: bool
+) -> None:
+    slow = _modules(least_us[0], framework_version="0.24.0", **changes)
+    sound = _modules(least_us[1], framework_version="0.25.0")
+    flagged = {"off_other_releases": len(slow)} if is_flagged else {}
+    assert flagged == _names(_stored([*slow, *sound]))
+
+
+def test_of_releases_that_differ_by_their_work_alone_none_is_flagged() -> None:
+    slow = _modules(34.0, framework_version="0.24.0")
+    for found in slow:
+        found["latency_us_median"] += 9 * (found["latency_us_median"] - 34.0)
+    assert {} == _names(_stored([*slow, *_modules(34.0, framework_version="0.25.0")]))
+
+
+def test_collectives_that_the_host_launches_are_no_matter_of_releases() -> None:
+    def exchanges(release: str, host_us: float) -> list[dict[str, Any]]:
+        found = [_gather(2**power, framework_version=release) for power in range(10, 20)]
+        for each in found:
+            each["latency_us_median"] += host_us
+        return found
+
+    assert {} == _names(_stored([*exchanges("0.5.20", 100.0), *exchanges("0.5.10", 40.0)]))
