@@ -6,9 +6,11 @@ Compares tables of the same GEMMs of one engine on one device, timed in bursts a
 second each (columns `power`, `power_limit`). Two versions differ by a factor of their own, the
 median ratio of small calls. Prints what is fitted, the share of the peak from which on power slows,
 next to the device file's, how many calls it slows, and how far these are off with the law and
-without it.
+without it. Then how much of a slowdown shows in bursts of different length, and the time constant
+of a first-order response that fits them best.
 """
 
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,6 +43,15 @@ _FORMATS = {
 # Calls of less of the peak are far from any limit; they tell by what factor versions differ.
 _SMALL_RATIO = 0.1
 _SHARES = np.linspace(0.1, 1.0, 91)
+# Runs before those that are timed, and with them, of the tables of vLLM's bursts; a run is a launch
+# of block formats, else six. Source: AIConfigurator's collectors, `helper.py`
+# (`benchmark_with_power`: three runs to warm up, six timed) and `vllm/collect_gemm.py`.
+_RUNS_BEFORE, _RUNS = 3, 9
+_LAUNCHES_PER_RUN = {"fp8_block": 1}
+# Ranges of the slowdown that the law estimates, and ranges of how long bursts are, in ms.
+_SLOWDOWNS = ((1.12, 1.2), (1.2, 1.3))
+_ENDS_MS = (25, 50, 100, 200, 400, 800, 1e9)
+_RESPONSES_MS = np.geomspace(10.0, 5000.0, 60)
 
 _Floats = npt.NDArray[np.float64]
 
@@ -64,8 +75,14 @@ def main() -> None:
     sys.stdout.write(
         f"{'':<36}{'calls':>8}{'fitted':>8}{'file':>6}{'slowed':>8}{'law':>7}{'none':>7}\n"
     )
-    for pair in _read_pairs():
+    pairs = list(_read_pairs())
+    for pair in pairs:
         _tell(pair)
+    ends = "".join(f"{f'from {end}':>12}" for end in _ENDS_MS[:-1])
+    sys.stdout.write(f"\n{'slowdown that shows in bursts of ms':<36}{'response':>10}{ends}\n")
+    for pair in pairs:
+        if " vllm " in pair.label:
+            _tell_response(pair)
 
 
 def _read_pairs() -> Iterator[_Pair]:
@@ -120,6 +137,42 @@ def _tell(pair: _Pair) -> None:
         f"{pair.label:<36}{len(ratio):>8,}{best:>8.2f}{share:>6.2f}{is_slowed.mean():>8.0%}"
         f"{law:>7.1%}{none:>7.1%}\n"
     )
+
+
+def _tell_response(pair: _Pair) -> None:
+    """Print how much of the slowdown of what runs for a second shows in bursts by their length."""
+    utilization = pair.terms.compute_us / pair.burst_us
+    ratio = pair.long_us / pair.burst_us
+    ratio = ratio / np.median(ratio[utilization < _SMALL_RATIO])
+    told = np.asarray(
+        slowed_ratio(pair.target.device, pair.target.dtype, pair.terms, pair.burst_us)
+    )
+    per_run_ms = _LAUNCHES_PER_RUN.get(pair.label.rpartition(" ")[2], 6) * pair.burst_us / 1e3
+    begin_ms, end_ms = _RUNS_BEFORE * per_run_ms, _RUNS * per_run_ms
+    for low, high in _SLOWDOWNS:
+        is_here = (told >= low) & (told < high)
+        is_short, is_long = (is_here & where for where in (end_ms < 25, end_ms > 40))
+        if min(is_short.sum(), is_long.sum()) < 20:
+            continue
+        whole = float(np.median(ratio[is_short]))
+        errors = [
+            np.mean(np.abs(np.log(ratio[is_long] * (1 + shown * (whole - 1)) / whole)))
+            for shown in (_shown(begin_ms, end_ms, one)[is_long] for one in _RESPONSES_MS)
+        ]
+        line = ""
+        for first, last in itertools.pairwise(_ENDS_MS):
+            here = is_here & (end_ms >= first) & (end_ms < last)
+            count = int(here.sum())
+            shown = (whole / np.median(ratio[here]) - 1) / (whole - 1) if count > 8 else np.nan
+            line += f"{f'{shown:.2f} ({count})' if count > 8 else '':>12}"
+        label = f"{pair.label} {low} to {high}"
+        sys.stdout.write(f"{label:<36}{_RESPONSES_MS[int(np.argmin(errors))]:>7.0f} ms{line}\n")
+
+
+def _shown(begin_ms: _Floats, end_ms: _Floats, response_ms: float) -> _Floats:
+    """Return how much of a slowdown shows on average between two times after its load began."""
+    left = np.exp(-begin_ms / response_ms) - np.exp(-end_ms / response_ms)
+    return np.asarray(1.0 - response_ms * left / (end_ms - begin_ms))
 
 
 def _law(pair: _Pair, share: float) -> _Floats:

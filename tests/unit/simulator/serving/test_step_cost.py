@@ -10,6 +10,7 @@ from foretoken.domain.hardware.roofline import collective_terms, compute_terms
 from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.lowering.graph import BatchShape, DecodeShape, OperatorNode, PrefillShape
 from foretoken.domain.lowering.lower import lower_rank
+from foretoken.domain.measurements.estimate import LatencyQuery, LatencyReply
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.attention_prefill import prefill_dims
 from foretoken.domain.operators.spec.operator import find_operator
@@ -292,10 +293,66 @@ def test_engines_that_share_experts_and_stages_run_sums_and_norms_apart() -> Non
 
 
 @pytest.mark.parametrize("limit_w", [0.0, 500.0])
-def test_devices_of_limited_power_are_asked_about_for_what_lasts(limit_w: float) -> None:
-    """Others take what was timed in bursts."""
+def test_what_power_can_slow_in_prompts_is_asked_about_for_bursts_and_for_long(
+    limit_w: float,
+) -> None:
     scenario = build_scenario(device="h100_sxm", engine=_PLAIN, power_limit_w=limit_w)
     predictor = RooflinePredictor()
     fetch_surfaces(surface_spec(scenario, 4000), predictor)
-    (query,) = predictor.queries
-    assert (limit_w > 0, limit_w) == (query.sustained, query.power_limit_w)
+    bursts, lasting = predictor.queries
+    assert (False, limit_w) == (bursts.sustained, bursts.power_limit_w)
+    assert (True, limit_w) == (lasting.sustained, lasting.power_limit_w)
+    assert {"gemm", "attention_prefill"} == {table.operator for table in lasting.tables}
+
+
+@pytest.mark.parametrize(("limit_w", "num_queries"), [(0.0, 1), (120.0, 2)])
+def test_devices_of_whose_power_nothing_is_known_are_asked_about_for_bursts_alone(
+    limit_w: float, num_queries: int
+) -> None:
+    scenario = build_scenario(device="a30", engine=_PLAIN, power_limit_w=limit_w)
+    predictor = RooflinePredictor()
+    fetch_surfaces(surface_spec(scenario, 4000), predictor)
+    assert num_queries == len(predictor.queries)
+
+
+class _SlowForLong(RooflinePredictor):
+    """Answers twice the time for what lasts."""
+
+    def predict(self, query: LatencyQuery) -> LatencyReply:
+        reply = super().predict(query)
+        if not query.sustained:
+            return reply
+        tables = tuple(
+            replace(
+                answer,
+                latency_us=2.0 * np.asarray(answer.latency_us),
+                low_us=2.0 * np.asarray(answer.low_us),
+                high_us=2.0 * np.asarray(answer.high_us),
+            )
+            for answer in reply.tables
+        )
+        return replace(reply, tables=tables)
+
+
+def test_the_longer_a_step_with_prompts_lasts_the_more_power_slows_it() -> None:
+    engine = EngineSpec(profile="plain", max_num_batched_tokens=65536, max_num_seqs=64)
+    scenario = build_scenario(device="h100_sxm", engine=engine)
+    spec = surface_spec(scenario, 65536)
+    burst, slow = (
+        SurfaceCost(fetch_surfaces(spec, predictor))
+        for predictor in (RooflinePredictor(), _SlowForLong())
+    )
+
+    def ratio(num_tokens: int) -> tuple[float, float]:
+        step = (StepShape(num_tokens, 0, 0, 0, 0, 1), ((num_tokens, 0),))
+        burst_us, slow_us = (_stages_us(cost, step)[0] for cost in (burst, slow))
+        return burst_us, slow_us / burst_us
+
+    decodes = (StepShape(64, 64, 64, 64 * 811, 1300, 0), ())
+    assert _stages_us(burst, decodes) == _stages_us(slow, decodes)
+    found = [ratio(num_tokens) for num_tokens in (256, 2048, 16384, 65536)]
+    assert found == sorted(found)
+    for burst_us, slowed in found:
+        # The mean of 1 - exp(-t / 0.25 s) over a step, of what is not norms and activations.
+        share = 1.0 - 0.25e6 / burst_us * (1.0 - np.exp(-burst_us / 0.25e6))
+        assert 0.75 * share < slowed - 1.0 < share

@@ -47,6 +47,11 @@ def slowed_ratio(
     return _larger(demand, 1.0) ** (1.0 / _CLOCK_POWER)
 
 
+def is_limited(device: DeviceSpec, dtype: DType, power_limit_w: float) -> bool:
+    """Return whether anything is known that power slows a device's arithmetic in a format."""
+    return bool(_throttled_from(device, dtype, power_limit_w) or device.sustained_flops_ratio)
+
+
 def burst_ratio(
     device: DeviceSpec, dtype: DType, terms: RooflineTerms, sustained_us: Quantity
 ) -> Quantity:

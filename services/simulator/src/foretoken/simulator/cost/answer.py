@@ -30,6 +30,11 @@ class Questions:
         """Ask about a table, unless it was asked about."""
         self._tables.setdefault(key_of(table), table)
 
+    def add_all(self, others: "Questions") -> None:
+        """Ask all that others ask."""
+        for table in others.tables:
+            self.add(table)
+
     def match(self, answers: Sequence[LatencyColumns]) -> "Answers":
         """Return the answers to all tables, which are in their order."""
         return Answers(dict(zip(self._tables, answers, strict=True)))
@@ -39,11 +44,15 @@ class Answers:
     """What the predictor answered, by table."""
 
     def __init__(self, by_key: Mapping[Key, LatencyColumns]) -> None:
-        self._by_key = by_key
+        self.by_key = by_key
+
+    def replaced_by(self, others: "Answers") -> "Answers":
+        """Return the answers with others to the same tables in their place."""
+        return Answers({**self.by_key, **others.by_key})
 
     def of(self, table: OperatorTable) -> LatencyColumns:
         """Return the answer to a table that was asked about."""
-        return self._by_key[key_of(table)]
+        return self.by_key[key_of(table)]
 
 
 def table_of_node(node: OperatorNode) -> OperatorTable:

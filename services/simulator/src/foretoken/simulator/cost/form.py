@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.sustained import MATRIX_GROUPS, is_limited
 from foretoken.domain.lowering.graph import BatchShape, OperatorNode, RankContext
 from foretoken.domain.measurements.estimate import LatencyColumns
 from foretoken.domain.units import Quantity, ceil_divide
@@ -50,6 +51,9 @@ _BATCHES: Mapping[str, Callable[[Axes], BatchShape]] = {
     "group": family.group_batch,
 }
 
+# Surfaces of what prompts have that depends on their tokens.
+_LASTING = ("tokens", "prefill", "batched", "group")
+
 
 class SurfaceForm:
     """The questions about a deployment, and where each answer belongs.
@@ -90,6 +94,16 @@ class SurfaceForm:
             self._substitute(node).ask(questions)
         for mixed in self._mixed.values():
             mixed.ask(questions)
+        return questions
+
+    def lasting_questions(self) -> Questions:
+        """Return what of it power can slow in steps with prompts."""
+        questions = Questions()
+        device, limit_w = find_device(self._spec.device), self._spec.power_limit_w
+        for name in (name for name in _LASTING if name in self._nodes):
+            for node in (node for stage in self._nodes[name] for node in stage):
+                if node.group in MATRIX_GROUPS and is_limited(device, node.dtype, limit_w):
+                    self._substitute(node).ask(questions)
         return questions
 
     def surfaces(self, answers: Answers, model_version: str) -> LatencySurfaces:

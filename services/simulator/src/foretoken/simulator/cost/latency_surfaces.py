@@ -4,6 +4,7 @@ A step's operators depend on few numbers: most on its tokens, the head and sampl
 sequences that get a token, attention on the contexts. Each such family is tabulated on a grid.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from foretoken.domain.errors import InvalidRequestError
@@ -14,12 +15,15 @@ from foretoken.domain.lowering.drawn_routing import counted_routing
 from foretoken.domain.lowering.graph import RankContext
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.measurements.estimate import LatencyQuery
+from foretoken.domain.measurements.step_model import StepModel
 from foretoken.domain.models.image import EncodedImages, encode_images
 from foretoken.domain.models.quantization import ExecutedQuantization, executed_quantization
 from foretoken.domain.models.sound import encode_sound
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, replica_layout
+from foretoken.simulator.cost.answer import Questions
 from foretoken.simulator.cost.form import SurfaceForm
+from foretoken.simulator.cost.lasting_steps import blend_lasting
 from foretoken.simulator.cost.padding import graph_rule
 from foretoken.simulator.cost.step_scope import check_scope
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
@@ -31,6 +35,7 @@ __all__ = [
     "Surface",
     "SurfaceSpec",
     "engine_layout",
+    "fetch_forms",
     "fetch_surfaces",
     "replica_ranks",
     "serving_options",
@@ -143,7 +148,10 @@ def replica_ranks(spec: SurfaceSpec) -> tuple[RankContext, ...]:
 
 
 def query_of(spec: SurfaceSpec) -> LatencyQuery:
-    """Return the query of an engine's operators, without these: equal ones can be asked at once."""
+    """Return the query of an engine's operators, without these: equal ones can be asked at once.
+
+    It is about bursts; what lasts is asked about with `sustained`.
+    """
     return LatencyQuery(
         device=spec.device,
         tables=(),
@@ -151,7 +159,6 @@ def query_of(spec: SurfaceSpec) -> LatencyQuery:
         framework=spec.framework,
         preferred_framework=spec.software,
         prefer_measured=True,
-        sustained=spec.power_limit_w > 0,
         power_limit_w=spec.power_limit_w,
         correction=spec.correction,
     )
@@ -167,13 +174,34 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: LatencySource) -> LatencySurfac
 
     """
     form = SurfaceForm(spec, replica_ranks(spec))
-    questions = form.questions()
-    reply = predictor.predict(replace(query_of(spec), tables=questions.tables))
-    surfaces = form.surfaces(questions.match(reply.tables), reply.model_version)
-    if reply.steps is None:
+    (surfaces,), steps = fetch_forms(query_of(spec), [(spec, form)], predictor)
+    if steps is None:
         return surfaces
-    check_scope(reply.steps, spec)
-    return replace(surfaces, steps=reply.steps)
+    check_scope(steps, spec)
+    return replace(surfaces, steps=steps)
+
+
+def fetch_forms(
+    query: LatencyQuery,
+    wanted: Sequence[tuple[SurfaceSpec, SurfaceForm]],
+    predictor: LatencySource,
+) -> tuple[list[LatencySurfaces], StepModel | None]:
+    """Return the surfaces of engines of one query, asked for at once, and what corrects steps."""
+    questions, slowed = Questions(), Questions()
+    for _, form in wanted:
+        questions.add_all(form.questions())
+        slowed.add_all(form.lasting_questions())
+    reply = predictor.predict(replace(query, tables=questions.tables))
+    answers = questions.match(reply.tables)
+    found = [form.surfaces(answers, reply.model_version) for _, form in wanted]
+    if slowed.tables:
+        sustained = replace(query, sustained=True, tables=slowed.tables)
+        slower = answers.replaced_by(slowed.match(predictor.predict(sustained).tables))
+        found = [
+            blend_lasting(spec, bursts, form.surfaces(slower, reply.model_version))
+            for (spec, form), bursts in zip(wanted, found, strict=True)
+        ]
+    return found, reply.steps
 
 
 def _tokens_per_seq(scenario: ServingScenario) -> int:

@@ -20,10 +20,10 @@ class SurfaceSpec:
     1 only where engines run in lock step and share experts. A sequence is sampled from at
     `rows_per_seq` of its tokens at most. Engines in lock step compute steps of `two_batch_tokens`
     each (0: none) in two halves, and steps go in `micro_batches` (0: whole) to experts on devices
-    of their own. Where devices are limited to `power_limit_w`, 0 for what they are sold with, times
-    are those of work that lasts, not of bursts. A `correction` (empty: none) is multiplied to
-    operators' times. `images` are those of every prompt (None: prompts are text). Sums over ranks
-    of at most `fused_norm_bytes` are one kernel with the norm after them.
+    of their own. Devices are limited to `power_limit_w` (0: to what they are sold with), which
+    steps with prompts meet as they last (see `lasting_steps.py`). A `correction` (empty: none) is
+    multiplied to operators' times. `images` are those of every prompt (None: prompts are text).
+    Sums over ranks of at most `fused_norm_bytes` are one kernel with the norm after them.
     """
 
     model: ModelArchitecture

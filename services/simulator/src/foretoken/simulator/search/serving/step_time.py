@@ -1,17 +1,17 @@
 """How long steps take, for many at once: the few points queried, and times between them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
-from foretoken.simulator.cost.answer import NUM_BOUNDS, Questions
+from foretoken.simulator.cost.answer import NUM_BOUNDS
 from foretoken.simulator.cost.family import Axes
 from foretoken.simulator.cost.ffn_apart import count_micro_batches, together_us
 from foretoken.simulator.cost.form import SurfaceForm
-from foretoken.simulator.cost.latency_surfaces import query_of, replica_ranks
+from foretoken.simulator.cost.latency_surfaces import fetch_forms, query_of, replica_ranks
 from foretoken.simulator.cost.padding import padded_tokens
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
 from foretoken.simulator.cost.tables import DECODE, MIXED
@@ -307,17 +307,12 @@ def fetch_grids(
     found: dict[int, LatencySurfaces] = {}
     for query in dict.fromkeys(queries):
         members = [index for index, other in enumerate(queries) if other == query]
-        questions = Questions()
-        for index in members:
-            for table in forms[index].questions().tables:
-                questions.add(table)
-        reply = predictor.predict(replace(query, tables=questions.tables))
-        if reply.steps is not None:
+        asked = [(wanted[index][0], forms[index]) for index in members]
+        surfaces, steps = fetch_forms(query, asked, predictor)
+        if steps is not None:
             reason = "corrects whole steps of one layout, and a search compares many: leave it out"
             raise InvalidRequestError.of_field("correction", reason)
-        answers = questions.match(reply.tables)
-        for index in members:
-            found[index] = forms[index].surfaces(answers, reply.model_version)
+        found.update(zip(members, surfaces, strict=True))
     return [found[index] for index in range(len(wanted))]
 
 
