@@ -50,6 +50,35 @@ def test_megatron_divides_clips_and_copies_in_passes_of_their_own() -> None:
     assert expected == [node.role for node in nodes]
 
 
+def test_transformer_engine_converts_moments_of_16_bit_for_adam_in_fp32() -> None:
+    trainer = dataclasses.replace(
+        find_trainer("megatron-core"), moment_dtype=DType.BF16, gradient_dtype=DType.BF16
+    )
+    clipped, *nodes = update_kernels(8, DType.BF16, trainer)
+    assert "gradient_unscale" == clipped.role
+    # Weights are written by Adam, which keeps the 16 bits that they lack.
+    expected = ["moment_upcast", "optimizer_update", "moment_downcast", "moment_store"]
+    assert expected == [node.role for node in nodes]
+    assert [16, 8, 16, 16] == [node.dims["num_params"] for node in nodes]
+    moved = _moved_bytes((nodes[0], *nodes[2:])) / 8
+    assert (2 + 4) * 2 + (4 + 2) * 2 + (2 + 2) * 2 == moved
+    assert 1.0 == nodes[1].share
+
+
+def test_transformer_engine_has_whole_masters_of_weights_in_8_bit() -> None:
+    trainer = dataclasses.replace(
+        find_trainer("megatron-core"), moment_dtype=DType.BF16, gradient_dtype=DType.BF16
+    )
+    roles = [node.role for node in update_kernels(8, DType.FP8, trainer)]
+    assert ("gradient_cast", "parameter_cast") == (roles[0], roles[-1])
+
+
+def test_an_optimizer_of_16_bit_moments_moves_fewer_bytes() -> None:
+    trainer = dataclasses.replace(_MEGATRON, moment_dtype=DType.BF16)
+    (update,) = update_kernels(8, DType.BF16, trainer)[-1:]
+    assert ("adam", 20 / 28) == (update.operator, update.share)
+
+
 def test_megatron_core_zeroes_checks_and_scales_all_gradients_of_a_rank() -> None:
     trainer = find_trainer("megatron-core")
     nodes = sum_kernels(8, 2, DType.BF16, trainer)

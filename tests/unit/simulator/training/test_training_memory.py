@@ -98,13 +98,41 @@ def test_states_of_one_parameter_take_eighteen_bytes() -> None:
     assert states.optimizer == 12 * num_params
 
 
-def test_moments_of_16_bit_take_four_bytes_less() -> None:
-    """An optimizer that reads any format makes no copy of gradients either."""
-    rules = {"moment_dtype": "bf16", "gradient_dtype": "bf16"}
-    states = measure_states(memory_scenario(trainer=dataclasses.replace(_MEGATRON, rules=rules)))
+_NARROW_STATES = {"moment_dtype": "bf16", "gradient_dtype": "bf16"}
+
+
+def test_moments_of_16_bit_take_four_bytes_less_and_masters_two() -> None:
+    """An optimizer that reads any format makes no copy of gradients, but of its moments."""
+    trainer = dataclasses.replace(_MEGATRON, rules=_NARROW_STATES)
+    states = measure_states(memory_scenario(trainer=trainer))
     num_params = states.weights / 2
-    assert (2 * num_params, 8 * num_params) == (states.gradients, states.optimizer)
-    assert states.update == 0
+    assert (2 * num_params, 6 * num_params) == (states.gradients, states.optimizer)
+    assert 8 * num_params == states.update
+
+
+def test_an_optimizer_that_reads_moments_of_16_bit_copies_nothing() -> None:
+    rules = {**_NARROW_STATES, "converts_moments": "false", "keeps_remainders": "false"}
+    trainer = dataclasses.replace(_MEGATRON, rules=rules)
+    states = measure_states(memory_scenario(trainer=trainer))
+    assert (4 * states.weights, 0) == (states.optimizer, states.update)
+
+
+def test_weights_in_8_bit_have_whole_masters_and_copies_of_gradients() -> None:
+    trainer = dataclasses.replace(_MEGATRON, rules=_NARROW_STATES)
+    states = measure_states(memory_scenario(trainer=trainer, dtype=DType.FP8))
+    num_params = states.gradients / 2
+    assert (8 * num_params, (4 + 8) * num_params) == (states.optimizer, states.update)
+
+
+def test_moments_are_converted_by_one_optimizer_after_the_other() -> None:
+    """Of eight ranks each has an eighth of the experts, and updates an eighth of all else."""
+    trainer = dataclasses.replace(_MEGATRON, rules=_NARROW_STATES)
+    scenario = memory_scenario(model="mixtral-8x7b", dp=8, ep=8, zero_stage=1, trainer=trainer)
+    graphs = chunk_graphs(scenario)
+    experts = sum(
+        int(node.num_weights) for node in graphs[0].forward if node.operator == "grouped_gemm"
+    )
+    assert pytest.approx(8 * experts) == measure_states(scenario).update
 
 
 def test_experts_are_sharded_over_the_ranks_that_hold_the_same() -> None:

@@ -140,13 +140,17 @@ class TrainerProfile:
     overflows and divides gradients by the loss scale, `clips_gradients` takes their norm; with
     `unscales_first` that division and the clipping are two passes. With `zeroes_gradients` their
     buffer is filled with zeros before each step. Adam is one kernel with `fuses_optimizer`, else
-    one for each of its operations; with `copies_parameters` another writes them in 16 bit.
+    one for each of its operations; with `copies_parameters` another writes them in 16 bit. With
+    `converts_moments` Adam works on moments in fp32, and those that are kept in 16 bit are
+    converted before and after it.
 
     Formats: `gradient_dtype` is what gradients are summed up and reduced in (none: the compute
     format), `master_dtype` that of the optimizer's copy of the weights, `moment_dtype` that of its
-    two moments. Weights that are multiplied in 8 bit are kept in 16 besides, or with
-    `keeps_narrow_weights` in 8 bit alone, in which they are gathered too. What products read of
-    them, and its transpose, stays for a step with `caches_weight_copies`.
+    two moments. With `keeps_remainders` an optimizer whose moments are in 16 bit keeps of that copy
+    what weights of 16 bit lack, and writes them itself. Weights that are multiplied in 8 bit are
+    kept in 16 besides, or with `keeps_narrow_weights` in 8 bit alone, in which they are gathered
+    too. What products read of them, and its transpose, stays for a step with
+    `caches_weight_copies`.
 
     Communication: `transfers` between stages are `rendezvous` (both ends must have arrived) or
     `buffered`, in an interleaved pipeline `interleaved_transfers` (empty: no other ones); with
@@ -229,11 +233,13 @@ class TrainerProfile:
     unscales_first: bool = False
     zeroes_gradients: bool = False
     copies_parameters: bool = False
+    converts_moments: bool = False
     checks_gradients: bool = False
     scales_gradients: bool = False
     gradient_dtype: DType | None = DType.FP32
     master_dtype: DType = DType.FP32
     moment_dtype: DType = DType.FP32
+    keeps_remainders: bool = False
     keeps_narrow_weights: bool = False
     caches_weight_copies: bool = True
     transfers: str = "rendezvous"
@@ -286,6 +292,16 @@ class TrainerProfile:
         ]
         if violations:
             raise InvalidRequestError.of_violations(violations, f"trainer {self.name}")
+
+    def splits_masters(self, dtype: DType) -> bool:
+        """Tell whether an optimizer's copies of weights in a format are what those lack."""
+        is_16_bit = self.moment_dtype is not DType.FP32 and dtype in (DType.BF16, DType.FP16)
+        return is_16_bit and self.keeps_remainders
+
+    def reads_any_gradients(self, dtype: DType) -> bool:
+        """Tell whether an optimizer reads gradients of any format, as it does moments."""
+        has_wide_masters = self.keeps_remainders and not self.splits_masters(dtype)
+        return self.moment_dtype is not DType.FP32 and not has_wide_masters
 
     def transfers_between(self, num_chunks: int) -> str:
         """Return how stages send of which each has so many chunks of layers."""

@@ -24,6 +24,7 @@ _NARROW_BYTES = 2
 # each: decay 8, first moment 8 + 12, second 8 + 12, root 8, division 8, epsilon 8, update 16.
 # Source: PyTorch 1.13, `torch/optim/adamw.py`, _single_tensor_adamw.
 _ADAM_PASSES = 11
+_NUM_MOMENTS = 2
 
 # Products that follow a norm of their own, and what their input's transposition moves of a
 # conversion.
@@ -100,23 +101,34 @@ def update_kernels(num_params: int, dtype: DType, trainer: TrainerProfile) -> _N
     nodes: list[OperatorNode] = []
     if trainer.flattens_gradients:
         nodes.append(_flat("update_flatten", "buffer_copy", num_params, dtype))
-    is_exact = trainer.moment_dtype is DType.FP32
-    if trainer.gradient_dtype is not DType.FP32 and is_exact:
+    if trainer.gradient_dtype is not DType.FP32 and not trainer.reads_any_gradients(dtype):
         nodes.append(_flat("gradient_cast", "cast", num_params, dtype))
     unscales = scales_loss(dtype, trainer)
     if unscales and trainer.clips_gradients and trainer.unscales_first:
         nodes.append(_flat("gradient_clip", "unscale", num_params, dtype))
     if unscales or trainer.clips_gradients:
         nodes.append(_flat("gradient_unscale", "unscale", num_params, dtype))
-    if trainer.fuses_optimizer:
-        update = _flat("optimizer_update", "adam", num_params, dtype)
-        nodes.append(dataclasses.replace(update, share=_moved_share(trainer)))
-    else:
-        nodes.append(_flat("optimizer_update", "unscale", _ADAM_PASSES * num_params, dtype))
-        nodes.append(_flat("parameter_cast", "cast", num_params, dtype))
-    if trainer.fuses_optimizer and trainer.copies_parameters:
+    nodes += _adam_kernels(num_params, dtype, trainer)
+    if not trainer.fuses_optimizer or (
+        trainer.copies_parameters and not trainer.splits_masters(dtype)
+    ):
         nodes.append(_flat("parameter_cast", "cast", num_params, dtype))
     return tuple(nodes)
+
+
+def _adam_kernels(num_params: int, dtype: DType, trainer: TrainerProfile) -> Iterator[OperatorNode]:
+    """Yield Adam, and conversions of its moments: to fp32, back to 16 bit, and to their place."""
+    if not trainer.fuses_optimizer:
+        yield _flat("optimizer_update", "unscale", _ADAM_PASSES * num_params, dtype)
+        return
+    converts = trainer.converts_moments and trainer.moment_dtype is not DType.FP32
+    if converts:
+        yield _flat("moment_upcast", "cast", _NUM_MOMENTS * num_params, dtype)
+    update = _flat("optimizer_update", "adam", num_params, dtype)
+    yield dataclasses.replace(update, share=1.0 if converts else _moved_share(trainer))
+    if converts:
+        yield _flat("moment_downcast", "cast", _NUM_MOMENTS * num_params, dtype)
+        yield _flat("moment_store", "buffer_copy", _NUM_MOMENTS * num_params, dtype)
 
 
 def _moved_share(trainer: TrainerProfile) -> float:
@@ -124,7 +136,7 @@ def _moved_share(trainer: TrainerProfile) -> float:
 
     Master weight and moments are read and written, the gradient read, the parameter written.
     """
-    moments = 2 * 2 * (DType.FP32.num_bytes - trainer.moment_dtype.num_bytes)
+    moments = 2 * _NUM_MOMENTS * (DType.FP32.num_bytes - trainer.moment_dtype.num_bytes)
     whole = 2 * 3 * DType.FP32.num_bytes + 2 * _NARROW_BYTES
     return (whole - moments) / whole
 

@@ -327,7 +327,7 @@ def state_rules(degrees: Degrees) -> StateRules:
     base = degrees.base
     return StateRules(
         trainer=base.trainer.resolve(),
-        dtype=base.dtype.kept_in_training,
+        dtype=base.dtype,
         stage=np.reshape(degrees.state_stage, (-1, 1)),
         is_once=np.reshape(degrees.is_once, (-1, 1)),
     )

@@ -6,6 +6,7 @@ and `distributed/param_and_grad_buffer.py`; PyTorch FSDP2, `fully_shard`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 from math import inf
 from typing import Any
 
@@ -80,8 +81,8 @@ class GroupSizes:
 class StateRules:
     """What a framework keeps of parameters, and what of that is split: columns [case, 1].
 
-    `stage` is that of ZeRO, 0 where nothing is split. With `is_once` sharded parameters are whole
-    from the first pass of a step to the last.
+    `dtype` is what is computed in, `stage` that of ZeRO, 0 where nothing is split. With `is_once`
+    sharded parameters are whole from the first pass of a step to the last.
     """
 
     trainer: TrainerProfile
@@ -90,20 +91,34 @@ class StateRules:
     is_once: Flags
 
     @property
+    def kept_dtype(self) -> DType:
+        """The format of weights."""
+        return self.dtype.kept_in_training
+
+    @property
     def gradient_dtype(self) -> DType:
         """The format in which gradients are summed."""
-        return self.trainer.gradient_dtype or self.dtype
+        return self.trainer.gradient_dtype or self.kept_dtype
+
+    @property
+    def master_bytes(self) -> float:
+        """What an optimizer keeps of a parameter next to its weight, moments aside."""
+        master = self.trainer.master_dtype.num_bytes
+        if self.trainer.trains_master_weights:
+            return 0.0
+        return master - self.kept_dtype.num_bytes * self.trainer.splits_masters(self.dtype)
 
 
 def sum_states(groups: Sequence[GroupSizes], placeholders: Floats, rules: StateRules) -> StateBytes:
     """Return the states of ranks with these groups of parameters: [case, rank]."""
     trainer, stage = rules.trainer, rules.stage
-    master = 0.0 if trainer.trains_master_weights else trainer.master_dtype.num_bytes
-    per_param = master + _NUM_MOMENTS * trainer.moment_dtype.num_bytes
+    per_param = rules.master_bytes + _NUM_MOMENTS * trainer.moment_dtype.num_bytes
     none = np.zeros_like(placeholders)
-    whole = sum((group.num_params.sum(axis=-1) for group in groups), none)
-    shares = sum(((group.num_params / group.num_shards).sum(axis=-1) for group in groups), none)
-    updated = np.where(stage > 0, shares, whole)
+    whole_of = [group.num_params.sum(axis=-1) for group in groups]
+    share_of = [(group.num_params / group.num_shards).sum(axis=-1) for group in groups]
+    whole, shares = sum(whole_of, none), sum(share_of, none)
+    updated_of = [np.where(stage > 0, *pair) for pair in zip(share_of, whole_of, strict=True)]
+    updated, most = sum(updated_of, none), reduce(np.maximum, updated_of, none)
     return StateBytes(
         weights=sum((_weights(group, rules) for group in groups), none),
         gradients=rules.gradient_dtype.num_bytes
@@ -111,7 +126,7 @@ def sum_states(groups: Sequence[GroupSizes], placeholders: Floats, rules: StateR
         optimizer=per_param * updated,
         gathered=_gathered(groups, whole, rules),
         placeholders=placeholders,
-        update=_update(whole, updated, rules),
+        update=_update(whole, updated, most, rules),
     )
 
 
@@ -131,26 +146,32 @@ def _weights(group: GroupSizes, rules: StateRules) -> Floats:
     narrow = (group.num_narrow / shards).sum(axis=-1)
     stays, copies = ~splits & trainer.caches_weight_copies, _NUM_NARROW_COPIES * narrow
     own = narrow * trainer.keeps_narrow_weights
-    copies = np.where(stays, copies, own) - rules.dtype.num_bytes * own
-    return np.asarray(rules.dtype.num_bytes * num_params + copies)
+    width = rules.kept_dtype.num_bytes
+    copies = np.where(stays, copies, own) - width * own
+    return np.asarray(width * num_params + copies)
 
 
-def _update(num_params: Floats, num_updated: Floats, rules: StateRules) -> Floats:
+def _update(num_params: Floats, num_updated: Floats, most: Floats, rules: StateRules) -> Floats:
     """Return what reduction and update take in addition to the states, one after the other.
 
     Gradients are laid out in a buffer to reduce them; an optimizer in fp32 makes a copy of its
-    share of gradients in another format, unless it reads any format, as it does moments.
+    share of gradients in another format, unless it reads any format, as it does moments. Moments
+    that are converted are all there in fp32 at once, of dense parameters or of experts: these have
+    an optimizer each, of which one updates `most`.
     Source: DeepSpeed, `runtime/zero/stage_1_and_2.py` (ipg_buffer, single_grad_partition);
-    Megatron-Core, `optimizer/distrib_optimizer.py` (use_precision_aware_optimizer).
+    Megatron-Core, `optimizer/distrib_optimizer.py` (use_precision_aware_optimizer) and
+    `optimizer/__init__.py`; Transformer Engine, `pytorch/optimizers/fused_adam.py`.
     """
     trainer, gradient = rules.trainer, rules.gradient_dtype
     flat = np.zeros_like(num_params)
     if trainer.flattens_gradients:
-        most = trainer.bucket_elements or inf
-        flat = gradient.num_bytes * np.minimum(num_params, most)
-    if gradient is trainer.master_dtype or trainer.moment_dtype is not DType.FP32:
-        return flat
-    return np.maximum(flat, trainer.master_dtype.num_bytes * num_updated)
+        flat = gradient.num_bytes * np.minimum(num_params, trainer.bucket_elements or inf)
+    copies: Floats = np.zeros_like(num_params)
+    if gradient is not trainer.master_dtype and not trainer.reads_any_gradients(rules.dtype):
+        copies = copies + trainer.master_dtype.num_bytes * num_updated
+    if trainer.converts_moments and trainer.moment_dtype is not DType.FP32:
+        copies = copies + _NUM_MOMENTS * DType.FP32.num_bytes * most
+    return np.maximum(flat, copies)
 
 
 def weight_bytes(node: OperatorNode) -> int:
@@ -163,7 +184,7 @@ def _gathered(groups: Sequence[GroupSizes], whole: Floats, rules: StateRules) ->
 
     Parameters outside of layers are gathered once and stay until the backward pass has ended.
     """
-    width = rules.dtype.num_bytes
+    width = rules.kept_dtype.num_bytes
     # The gradients as computed, and the buffer in which they are reduced.
     both = width + rules.gradient_dtype.num_bytes
     stage, largest = rules.stage[..., None], np.zeros_like(whole)
