@@ -51,7 +51,8 @@ def _take(series: Series, rows: np.ndarray) -> Series:
 
 _DONORS = (_series("a100_sxm_80", 1.3), _series("h200_sxm", 1.4), _series("gb200", 1.5))
 _OWN = _series("l40s", 2.0)
-_FEW = np.sort(np.random.default_rng(0).permutation(len(_POINTS))[:12])
+_DRAWN = np.random.default_rng(0).permutation(len(_POINTS))[:12]
+_FEW = np.sort(_DRAWN)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_both_16_bit_formats_lend_to_each_other() -> None:
 
 
 def test_every_measured_point_helps(pool: DonorPool) -> None:
-    none, few, many = (_error(pool, _FEW[:count]) for count in (0, 6, 12))
+    none, few, many = (_error(pool, np.sort(_DRAWN[:count])) for count in (0, 6, 12))
     assert many < few < none
 
 
@@ -167,3 +168,10 @@ def test_a_law_is_found_again_from_what_it_says() -> None:
     design = _design(_OWN)
     found = fit_device_law(design, law.log_ratio(design))
     assert law.log_ratio(design) == pytest.approx(found.log_ratio(design), abs=0.03)
+
+
+def test_a_law_that_reaches_its_data_sheet_takes_the_base_latency() -> None:
+    """All shares one, computing and moving wholly at once, and no work that does not fill it."""
+    law = DeviceLaw(np.array([0.0, 0.0, 0.0, 0.0, 0.0, 5.0, -20.0]))
+    for series in (_OWN, *_DONORS):
+        np.testing.assert_allclose(0.0, law.log_ratio(_design(series)), atol=1e-2)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.predictor.features import Design
+from foretoken.predictor.features import NUM_ROOFLINE_PARTS, Design
 from foretoken.predictor.roofline import FloatColumn
 
 # Logarithms of the parameters where nothing is measured, and how far devices lie apart. Source:
@@ -35,7 +35,7 @@ class DeviceLaw:
     def log_ratio(self, design: Design) -> FloatColumn:
         """Return log(law / base latency) of every call."""
         floor, compute, memory, speed, size, hiding, fill = self.parameters
-        floor_us, compute_us, memory_us = design.work[:, :3].T
+        _, floor_us, compute_us, memory_us = design.work[:, :NUM_ROOFLINE_PARTS].T
         in_cache = 1.0 / (1.0 + np.exp(2.0 * (design.transfer[:, 2] - size)))
         memory_us = memory_us * np.exp(memory) * (1.0 - in_cache * (1.0 - np.exp(-speed)))
         compute_us = compute_us * np.exp(compute)
