@@ -36,14 +36,15 @@ from foretoken.predictor.source import (
     Source,
     choice_doubt_log,
     choose_correction,
+    find_relatives,
     find_source,
     find_sources,
     target_inside_node,
     target_linked_alike,
 )
 from foretoken.predictor.sustained import sustain
-from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer import TransferModel
+from foretoken.predictor.transfer.device_law import DeviceLaw
 from foretoken.predictor.transfer.links import choose_rows
 from foretoken.predictor.transfer.messages import complete_sizes
 from foretoken.predictor.transfer.own_points import (
@@ -52,8 +53,10 @@ from foretoken.predictor.transfer.own_points import (
     mix_answers,
     own_share,
 )
+from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, fit_series_law
 from foretoken.predictor.transfer.row_band import hold_to_memory
 from foretoken.predictor.transfer.siblings import move_to_sibling
+from foretoken.predictor.typical import from_transfer, pack
 
 # How far apart two measurements of one point lie where a series cannot tell for itself, and the
 # least that is ever claimed. Source: 90th percentile of repeated points, 1.4 to 3.4 %.
@@ -135,7 +138,7 @@ class Estimator:
         columns = read_columns(spec, table.columns)
         if not len(columns[spec.dim_names[0]]):
             empty = np.empty(0)
-            return _pack(empty, empty, empty, np.empty(0, dtype=np.int64))
+            return pack(empty, empty, empty, np.empty(0, dtype=np.int64))
         if (repeated := find_repeated(columns)) is not None:
             once = replace(table, columns=repeated.columns)
             return repeated.spread(self._estimate(once, query, device))
@@ -193,11 +196,37 @@ class Estimator:
         transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
         has_measured = transfer.support.has_measured(spec)
         found = None if has_measured else self._from_proxy(call, query)
-        found = found or _from_transfer(transfer, spec, target.device, design)
+        found = found or self._from_elsewhere(call, query, transfer, design)
         if has_measured and is_chain(table):
             return found
         found = hold_to_memory(spec, target.device, design, found)
         return found if has_measured else lengthen(call, found)
+
+    def _from_elsewhere(
+        self, call: Call, query: LatencyQuery, transfer: TransferModel, design: Design
+    ) -> LatencyColumns:
+        """Return what devices of other chips show of the engine and what is typical."""
+        spec, target, wanted = call.spec, call.target, Wanted.of(query, call.table)
+        typical = from_transfer(transfer, spec, target.device, design)
+        relatives = find_relatives(self._models, spec, target, wanted)
+        if not relatives:
+            return typical
+        shown = []
+        for source in relatives:
+            there = build_design(spec, call.columns, source.target)
+            found = self._from_source(replace(call, target=source.target), query, source, there)
+            is_covered = np.isin(found.provenance, _COVERED)
+            moved_log = np.where(is_covered, np.log(found.latency_us / there.base_us), np.nan)
+            apart = apart_log(target.device, source.target.device)
+            shown.append(Shown(apart, moved_log, self._law(source).log_ratio(design)))
+        bases = "; ".join(source.choice.basis for source in relatives)
+        return combine(typical, design, shown, f"{bases}, moved by data sheets; {typical.basis}")
+
+    def _law(self, source: Source) -> DeviceLaw:
+        name, laws = source.choice.head.content_hash, self._models.laws
+        if name not in laws:
+            laws[name] = fit_series_law(source.choice.model.series)
+        return laws[name]
 
     def _answer_collective(
         self, call: Call, query: LatencyQuery, own: Source | None, design: Design
@@ -208,7 +237,7 @@ class Estimator:
             found = self._complete(call, query, self._from_source(call, query, own, design))
         else:
             transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
-            found = _from_transfer(transfer, spec, target.device, design)
+            found = from_transfer(transfer, spec, target.device, design)
         return self._linked(query).complete(call, Wanted.of(query, table), own, found)
 
     def _linked(self, query: LatencyQuery) -> LinkedCollectives:
@@ -319,7 +348,7 @@ class Estimator:
         if choice.is_other_code:
             provenance[:] = Provenance.EXTRAPOLATED.value
         nearest = neighbours.rows[:, 0]
-        found = widen(_pack(latency_us, low_us, high_us, provenance), _doubt_of_choice(choice))
+        found = widen(pack(latency_us, low_us, high_us, provenance), _doubt_of_choice(choice))
         return replace(
             found,
             low_us=np.minimum(np.maximum(found.low_us, floor_us), latency_us),
@@ -350,7 +379,7 @@ class Estimator:
         if (found.provenance == Provenance.ANALYTICAL.value).any():
             return None
         transferred = np.full(len(found.latency_us), Provenance.TRANSFERRED.value)
-        estimates = _pack(found.latency_us, found.low_us, found.high_us, transferred)
+        estimates = pack(found.latency_us, found.low_us, found.high_us, transferred)
         basis = f"{name}, which takes about as long: {found.basis}"
         return replace(widen(estimates, _PROXY_LOG), basis=basis)
 
@@ -387,7 +416,7 @@ class Estimator:
         provenance = _weakest(
             [answer.provenance for answer in answers], is_whole=not spec.backward_calls
         )
-        scaled = widen(_pack(latency_us, low_us, high_us, provenance), doubt_log)
+        scaled = widen(pack(latency_us, low_us, high_us, provenance), doubt_log)
         if not is_chain(call.table):
             design = build_design(spec, call.columns, call.target)
             scaled = hold_to_memory(spec, call.target.device, design, scaled)
@@ -468,33 +497,4 @@ def _limit_doubt(estimates: LatencyColumns, transfer: TransferModel) -> LatencyC
         estimates,
         low_us=np.where(is_beyond, np.maximum(estimates.low_us, low_us), estimates.low_us),
         high_us=np.where(is_beyond, np.minimum(estimates.high_us, high_us), estimates.high_us),
-    )
-
-
-def _from_transfer(
-    transfer: TransferModel, spec: OperatorSpec, device: DeviceSpec, design: Design
-) -> LatencyColumns:
-    support = transfer.support
-    provenance = (
-        Provenance.TRANSFERRED if support.has_measured(spec) else Provenance.ANALYTICAL
-    ).value
-    floor_us = MIN_ROOFLINE_RATIO * design.roofline_us
-    latency_us = np.maximum(design.base_us * np.exp(transfer.predict(design)), floor_us)
-    low_us = np.maximum(latency_us * np.exp(transfer.low_log), floor_us)
-    high_us = latency_us * np.exp(transfer.high_log)
-    estimates = _pack(latency_us, low_us, high_us, np.full(design.num_rows, provenance))
-    return replace(estimates, basis=support.describe(spec, device))
-
-
-def _pack(
-    latency_us: FloatColumn, low_us: FloatColumn, high_us: FloatColumn, provenance: IntColumn
-) -> LatencyColumns:
-    """Return estimates that no measured point is near to."""
-    return LatencyColumns(
-        latency_us=latency_us,
-        low_us=np.minimum(low_us, latency_us),
-        high_us=np.maximum(high_us, latency_us),
-        provenance=provenance.astype(np.int64),
-        nearest_us=np.zeros(len(latency_us)),
-        nearest_octaves=np.full(len(latency_us), np.inf),
     )

@@ -24,6 +24,7 @@ from foretoken.predictor.software import (
 )
 from foretoken.predictor.trainer import SeriesModel
 from foretoken.predictor.transfer import TransferModel, default_transfer, transfer_names
+from foretoken.predictor.transfer.device_law import DeviceLaw
 from foretoken.predictor.transfer.device_transfer import DeviceTransferRegressor
 from foretoken.predictor.transfer.own_points import OwnCorrection
 
@@ -173,7 +174,8 @@ class ModelSet:
     """Trained models by key. `version` is empty for the set that knows no measurement.
 
     `corrections` keeps what own points say of other measurements, by the identities of both and by
-    what of a query the answers from those measurements depend on.
+    what of a query the answers from those measurements depend on; `laws` what series follow of
+    their devices' data sheets, by their identity.
     """
 
     version: str = ""
@@ -182,6 +184,9 @@ class ModelSet:
     series: Mapping[SeriesKey, SeriesModel] = field(default_factory=dict)
     transfers: Mapping[str, TransferModel] = field(default_factory=dict)
     corrections: MutableMapping[tuple[Hashable, ...], OwnCorrection] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    laws: MutableMapping[str, DeviceLaw] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
     heads: Sequence[SeriesHead] = field(init=False, repr=False, compare=False)

@@ -4,13 +4,20 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from foretoken.domain.hardware.device import DeviceSpec, find_device
+from foretoken.domain.hardware.device import DeviceSpec, all_devices, find_device
 from foretoken.domain.hardware.topology import find_topology
+from foretoken.domain.measurements.estimate import Phase
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
 from foretoken.predictor.roofline import Target
-from foretoken.predictor.software import Relation, parse_software, software_doubt_log
+from foretoken.predictor.software import (
+    DEFAULT_SOFTWARE,
+    Relation,
+    parse_software,
+    software_doubt_log,
+)
 from foretoken.predictor.transfer.own_points import MIN_POINTS
+from foretoken.predictor.transfer.relatives import GROUPS, MAX_RELATIVES, apart_log
 from foretoken.predictor.transfer.siblings import (
     SIBLING_DOUBT_LOG,
     find_linked_alike,
@@ -118,6 +125,42 @@ def find_source(
 ) -> Source | None:
     """Return the source that is expected to err least, None where there is none."""
     return next(iter(find_sources(models, spec, target, wanted)), None)
+
+
+def find_relatives(
+    models: ModelSet, spec: OperatorSpec, target: Target, wanted: Wanted
+) -> Sequence[Source]:
+    """Return sources on devices of other chips, the most alike first, one of each chip.
+
+    All ran the software asked for, in some version, and the very operator and variant.
+    """
+    if spec.group not in GROUPS or target.phase is not Phase.FORWARD:
+        return ()
+    software = parse_software(wanted.software or DEFAULT_SOFTWARE)
+
+    def has_run(device: DeviceSpec) -> bool:
+        return device.kind == target.device.kind and any(
+            software.relate(name, spec.name)[0] < Relation.LIBRARY
+            for layer in models.layers
+            for name in layer.frameworks_of((spec.name, device.name))
+        )
+
+    found: list[Source] = []
+    chips: set[str] = {target.device.name}
+    apart = {it.name: apart_log(target.device, it) for it in all_devices().values()}
+    for device in sorted(filter(has_run, all_devices().values()), key=lambda it: apart[it.name]):
+        if device.name in chips or len(found) == MAX_RELATIVES:
+            continue
+        asked = replace(target, device=device)
+        sources = [it for it in _on(models.layers, spec, asked, wanted) if _ran_the_very(it.choice)]
+        if sources:
+            found.append(min(sources, key=lambda it: it.doubt_log(spec, asked)))
+            chips |= {it.name for it in (device, *find_siblings(device, target.dtype))}
+    return found
+
+
+def _ran_the_very(choice: Choice) -> bool:
+    return not choice.is_other_code and choice.software < Relation.LIBRARY
 
 
 def choose_correction(sources: Sequence[Source], asked: Target) -> tuple[Source, Source] | None:

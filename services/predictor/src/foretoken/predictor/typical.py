@@ -1,0 +1,43 @@
+"""Estimates that no measurement of the device is near to: from typical efficiencies."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from foretoken.domain.hardware.device import DeviceSpec
+from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
+from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.predictor.features import Design
+from foretoken.predictor.roofline import FloatColumn, IntColumn
+from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
+from foretoken.predictor.transfer import TransferModel
+
+
+def from_transfer(
+    transfer: TransferModel, spec: OperatorSpec, device: DeviceSpec, design: Design
+) -> LatencyColumns:
+    """Return what typical efficiencies say."""
+    support = transfer.support
+    provenance = (
+        Provenance.TRANSFERRED if support.has_measured(spec) else Provenance.ANALYTICAL
+    ).value
+    floor_us = MIN_ROOFLINE_RATIO * design.roofline_us
+    latency_us = np.maximum(design.base_us * np.exp(transfer.predict(design)), floor_us)
+    low_us = np.maximum(latency_us * np.exp(transfer.low_log), floor_us)
+    high_us = latency_us * np.exp(transfer.high_log)
+    estimates = pack(latency_us, low_us, high_us, np.full(design.num_rows, provenance))
+    return replace(estimates, basis=support.describe(spec, device))
+
+
+def pack(
+    latency_us: FloatColumn, low_us: FloatColumn, high_us: FloatColumn, provenance: IntColumn
+) -> LatencyColumns:
+    """Return estimates that no measured point is near to."""
+    return LatencyColumns(
+        latency_us=latency_us,
+        low_us=np.minimum(low_us, latency_us),
+        high_us=np.maximum(high_us, latency_us),
+        provenance=provenance.astype(np.int64),
+        nearest_us=np.zeros(len(latency_us)),
+        nearest_octaves=np.full(len(latency_us), np.inf),
+    )
