@@ -235,6 +235,14 @@ def test_a_step_with_prompts_waits_for_its_launches() -> None:
     assert pytest.approx(82.64, rel=0.01) == 2050 * find_engine("sglang-0.5").launch_us / 1000
 
 
+def test_a_step_in_pieces_waits_for_the_launches_of_its_layers() -> None:
+    """28 layers of Qwen3-0.6B, which a device is done with sooner, and three launches each."""
+    for profile in (find_engine("vllm-0.11"), find_engine("vllm-0.28")):
+        assert pytest.approx(3.64, rel=0.01) == 28 * profile.piece_us / 1000
+    sglang = find_engine("sglang-0.5.20")
+    assert pytest.approx(3 * sglang.launch_us) == sglang.piece_us
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

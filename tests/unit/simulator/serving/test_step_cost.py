@@ -178,6 +178,18 @@ def test_a_step_outside_a_graph_takes_at_least_its_launches() -> None:
     assert cost.breakdown(_record([captured, eager]))[LAUNCH_GROUP][0] == 0.0
 
 
+@pytest.mark.parametrize("graph_mode", ["piecewise", "full+piecewise"])
+def test_a_step_captured_in_pieces_waits_for_each_layer(graph_mode: str) -> None:
+    sizes = "[1, 8, 512]"
+    rules = {"piece_us": "900", "graph_mode": graph_mode, "graph_capture_sizes": sizes}
+    scenario = build_scenario(engine=EngineSpec(profile="plain", rules=rules))
+    layers_us = 900 * scenario.model.num_layers
+    decode_us, mixed_us = _cost(scenario).tables.floor_us[0]
+    assert layers_us == mixed_us[512]
+    assert (layers_us if graph_mode == "piecewise" else 0) == decode_us[8]
+    assert [0, 0] == [decode_us[513], mixed_us[513]]
+
+
 def test_what_an_operator_is_made_of_is_launched_kernel_by_kernel() -> None:
     """Four products of a layer of Llama are quantised for in FP8; Mixtral's experts are nine."""
     engine = EngineSpec(profile="plain", rules={"launch_us": "1000"})

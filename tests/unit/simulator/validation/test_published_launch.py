@@ -59,6 +59,17 @@ def test_memory_is_what_the_script_of_a_model_gives_its_server() -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "expected"),
+    [("h100_sxm", "piecewise"), ("h200_sxm", "piecewise"), ("b200", "full+piecewise")],
+)
+def test_graphs_are_in_pieces_where_the_script_of_a_model_says_so(
+    device: str, expected: str
+) -> None:
+    run = replace(_RUN, engine="vllm", version="0.19.0", model="minimax-m2.5", device=device)
+    assert expected == scenario_of_published(run).engine.resolve().graph_mode
+
+
+@pytest.mark.parametrize(
     ("device", "concurrency", "interval"),
     [("b200", 8, 10), ("b200", 16, 30), ("h200_sxm", 16, 1), ("gb200", 16, 1)],
 )

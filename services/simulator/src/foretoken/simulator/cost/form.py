@@ -25,7 +25,7 @@ from foretoken.simulator.cost.image_encoding import (
     encoding_channels,
     image_share,
 )
-from foretoken.simulator.cost.padding import LAUNCHES_PER_PIECEWISE_LAYER, padded_tokens
+from foretoken.simulator.cost.padding import padded_tokens
 from foretoken.simulator.cost.substitute import Substitute, find_folded
 from foretoken.simulator.cost.surface import (
     ApartExperts,
@@ -268,18 +268,17 @@ class SurfaceForm:
     def _floor_us(self) -> Floats:
         """Return what launching a step takes, by [stage, decode or mixed, tokens]."""
         spec, limits = self._spec, self._spec.limits
-        kernels = family.count_kernels(spec.options, self._ranks)
+        launches_us = spec.launch_us * family.count_kernels(spec.options, self._ranks)
         layers = np.array([float(rank.num_stage_layers) for rank in self._ranks])
-        floor = np.repeat(kernels[:, None, None], 2, axis=1) * np.ones(limits.num_tokens + 1)
+        pieces_us = spec.piece_us * layers[:, None]
+        floor_us = np.repeat(launches_us[:, None, None], 2, axis=1)
+        floor_us = floor_us * np.ones(limits.num_tokens + 1)
         captured = spec.graphs.largest + 1
         if spec.graphs.pads_decodes:
-            floor[:, 0, :captured] = 1.0 if spec.graphs.is_full else 0.0
-            if not spec.graphs.is_full:
-                floor[:, 0, :captured] = LAUNCHES_PER_PIECEWISE_LAYER * layers[:, None]
+            floor_us[:, 0, :captured] = spec.launch_us if spec.graphs.is_full else pieces_us
         if spec.graphs.pads_mixed:
-            floor[:, 1, :captured] = LAUNCHES_PER_PIECEWISE_LAYER * layers[:, None]
-        num_parts = self._parts_of(np.arange(limits.num_tokens + 1))
-        return floor * num_parts * spec.launch_us
+            floor_us[:, 1, :captured] = pieces_us
+        return floor_us * self._parts_of(np.arange(limits.num_tokens + 1))
 
 
 def _sum_nodes(

@@ -12,8 +12,6 @@ from foretoken.simulator.grid import Ints
 # counts up to, rounded up to a multiple of). Tensor cores multiply 16 rows at once, and published
 # operator profiles are no finer; beyond, coarser steps keep the tables small, within 3 %.
 _TILES = ((64, 1), (2048, 16), (8192, 64), (2**62, 256))
-# Kernel launches of a layer outside its captured pieces: one piece, the attention and its KV write.
-LAUNCHES_PER_PIECEWISE_LAYER = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,6 +37,7 @@ class SurfaceSpec:
     layout: ParallelLayout
     graphs: GraphRule
     launch_us: float
+    piece_us: float
     max_num_batched_tokens: int
     max_num_seqs: int
     max_context: int

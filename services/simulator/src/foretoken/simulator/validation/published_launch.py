@@ -33,6 +33,8 @@ _MEMORY_RATIOS_OF_VLLM = {
     ("minimax-m2.5", "h100_sxm"): 0.9,
     ("minimax-m2.5", "h200_sxm"): 0.95,
 }
+# Whose scripts set `cudagraph_mode: PIECEWISE`.
+_IN_PIECES = {("minimax-m2.5", "h100_sxm"), ("minimax-m2.5", "h200_sxm")}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,7 @@ def find_launch(run: PublishedRun) -> PublishedLaunch:
     return PublishedLaunch(
         step_tokens=_LEAST_STEP_TOKENS if run.model == "llama-3.1-70b" else 0,
         memory_ratio=_MEMORY_RATIOS_OF_VLLM.get((run.model, run.device), 0.0),
+        rules={"graph_mode": "piecewise"} if (run.model, run.device) in _IN_PIECES else {},
     )
 
 
