@@ -1,6 +1,7 @@
 """The engine profiles: each says its rules and their source, and every version has one."""
 
 from dataclasses import astuple, replace
+from statistics import NormalDist
 
 import pytest
 
@@ -228,7 +229,11 @@ def test_a_rule_without_a_value_is_refused(text: str) -> None:
 def test_a_step_with_prompts_waits_for_its_launches() -> None:
     """690 kernels of gpt-oss and 2,050 of DeepSeek-V3 keep the host as long as others measured."""
     for profile in (find_engine("trtllm-1.0"), find_engine("trtllm-1.3")):
-        assert pytest.approx((30.0409 + 30.3245) / 2, rel=0.01) == 690 * profile.launch_us / 1000
+        call_ms = 690 * profile.launch_us / 1000
+        assert pytest.approx((30.0409 + 30.3245) / 2, rel=0.01) == call_ms
+        two_ranks_ms = (33.44 + 31.40 + 31.75) / 3
+        late_ratio = profile.launch_spread_ratio * NormalDist().inv_cdf(1.625 / 2.25)
+        assert pytest.approx(two_ranks_ms, rel=0.01) == call_ms * (1 + late_ratio)
         tokenizer_ms = profile.frontend_us_per_token * 0.9 * 1024 / 1000
         measured_ms = 2.6915 + 2.0356 + 5.2418
         assert pytest.approx(measured_ms, abs=0.01) == profile.frontend_ms + tokenizer_ms

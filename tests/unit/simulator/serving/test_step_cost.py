@@ -22,6 +22,7 @@ from foretoken.simulator.cost.latency_surfaces import (
     serving_options,
     surface_spec,
 )
+from foretoken.simulator.cost.rank_waiting import slowest_ratio
 from foretoken.simulator.cost.tables import StepShape, shared_us, stage_us
 from foretoken.simulator.serving.record import StepRecord
 from foretoken.simulator.serving.step_cost import LAUNCH_GROUP, SurfaceCost
@@ -176,6 +177,25 @@ def test_a_step_outside_a_graph_takes_at_least_its_launches() -> None:
     assert account.time_s_by_group[LAUNCH_GROUP] > 0
     assert account.busy_s == pytest.approx((launches + _stages_us(cost, captured)[0]) / 1e6)
     assert cost.breakdown(_record([captured, eager]))[LAUNCH_GROUP][0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("layout", "num_waiting"),
+    [(ParallelLayout(), 1), (ParallelLayout(tp=4), 4), (ParallelLayout(dp=2, ep=2), 2)],
+)
+def test_ranks_wait_for_the_slowest_to_launch(layout: ParallelLayout, num_waiting: int) -> None:
+    def launches_us(spread_ratio: str) -> float:
+        rules = {"launch_us": "1000", "launch_spread_ratio": spread_ratio}
+        scenario = build_scenario(
+            model=find_model("mixtral-8x7b"),
+            device="h200_sxm",
+            layout=layout,
+            engine=EngineSpec(profile="plain", rules=rules),
+        )
+        return float(_cost(scenario).tables.floor_us[0, 1, 512])
+
+    late_ratio = launches_us("0.1") / launches_us("0")
+    assert pytest.approx(slowest_ratio(num_waiting, 0.1)) == late_ratio
 
 
 @pytest.mark.parametrize("graph_mode", ["piecewise", "full+piecewise"])

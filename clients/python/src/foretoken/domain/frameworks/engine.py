@@ -118,7 +118,8 @@ class EngineProfile:
     server next to the engine hands tokens out, `output_us_per_seq` each, one step's after the
     other's (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
     faster than its launches: `launch_us` a kernel, nor one captured in pieces than `piece_us` a
-    layer. Where a step with prompts has as many tokens as
+    layer; ranks wait for the slowest of them, whose hosts take longer or shorter by
+    `launch_spread_ratio` (a standard deviation). Where a step with prompts has as many tokens as
     none before it, the host compiles kernels first, `compile_us` for each kind of layer that the
     model has. A server in front of the engine tokenizes one prompt after the other,
     `frontend_us_per_token` for each token, and hands them over to the executor one after the other,
@@ -187,6 +188,7 @@ class EngineProfile:
     output_us_per_seq: float = 0.0
     launch_us: float = 0.0
     piece_us: float = 0.0
+    launch_spread_ratio: float = 0.0
     compile_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     frontend_ms: float = 0.0
     frontend_us_per_token: float = 0.0
@@ -288,6 +290,7 @@ _NOT_NEGATIVE = (
     "output_us_per_seq",
     "launch_us",
     "piece_us",
+    "launch_spread_ratio",
     "frontend_ms",
     "frontend_us_per_token",
     "executor_us_per_token",

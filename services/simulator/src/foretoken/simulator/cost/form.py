@@ -26,6 +26,7 @@ from foretoken.simulator.cost.image_encoding import (
     image_share,
 )
 from foretoken.simulator.cost.padding import padded_tokens
+from foretoken.simulator.cost.rank_waiting import slowest_ratio
 from foretoken.simulator.cost.substitute import Substitute, find_folded
 from foretoken.simulator.cost.surface import (
     ApartExperts,
@@ -269,6 +270,7 @@ class SurfaceForm:
         """Return what launching a step takes, by [stage, decode or mixed, tokens]."""
         spec, limits = self._spec, self._spec.limits
         launches_us = spec.launch_us * family.count_kernels(spec.options, self._ranks)
+        launches_us *= slowest_ratio(spec.layout.tp * spec.layout.dp, spec.launch_spread_ratio)
         layers = np.array([float(rank.num_stage_layers) for rank in self._ranks])
         pieces_us = spec.piece_us * layers[:, None]
         floor_us = np.repeat(launches_us[:, None, None], 2, axis=1)

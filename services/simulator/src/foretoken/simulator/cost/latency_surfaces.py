@@ -65,6 +65,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         graphs=graph_rule(_capturing_engine(scenario)),
         launch_us=engine.launch_us,
         piece_us=engine.piece_us,
+        launch_spread_ratio=engine.launch_spread_ratio,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         max_context=1 << max(max_context - 1, 1).bit_length(),

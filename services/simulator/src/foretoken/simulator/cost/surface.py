@@ -38,6 +38,7 @@ class SurfaceSpec:
     graphs: GraphRule
     launch_us: float
     piece_us: float
+    launch_spread_ratio: float
     max_num_batched_tokens: int
     max_num_seqs: int
     max_context: int
