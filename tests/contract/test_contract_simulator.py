@@ -24,6 +24,7 @@ from foretoken.domain.job import Job, JobState
 from foretoken.domain.ports import SimulatorPort
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
+from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.service import PredictorService
@@ -136,6 +137,16 @@ def test_an_infeasible_deployment_is_a_result_with_a_reason(port: SimulatorPort)
     report = Foretoken(simulator=port).simulate_serving(scenario)
     assert not report.feasibility.is_feasible
     assert report.feasibility.reason
+
+
+def test_a_deployment_that_refuses_everybody_says_which_requests(port: SimulatorPort) -> None:
+    """It is infeasible, and was simulated all the same."""
+    workload = WorkloadSpec(num_requests=2, prefill=LengthSpec(kind="fixed", mean=1_000_000))
+    report = Foretoken(simulator=port).simulate_serving(
+        dataclasses.replace(SERVING, workload=workload)
+    )
+    assert not report.feasibility.is_feasible
+    assert set(report.requests.outcome) == {"context_too_long"}
 
 
 def test_a_layout_that_does_not_divide_is_infeasible(port: SimulatorPort) -> None:

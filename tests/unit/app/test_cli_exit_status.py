@@ -107,6 +107,8 @@ def test_a_deployment_that_refuses_all_requests_is_no_answer(run: Run) -> None:
     assert result.exit_code == 3, result.output
     report = json.loads(result.stdout)
     assert report["num_refused_by_reason"] == {"context_too_long": report["num_requests"]}
+    assert "longer than the model's context" in report["feasibility"]["reason"]
+    assert set(report["ttft_ms"].values()) == {None}
 
 
 def test_a_target_date_nothing_meets_is_no_answer(run: Run) -> None:

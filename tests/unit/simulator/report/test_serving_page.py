@@ -15,7 +15,12 @@ from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.slo import Slo, SloClass
-from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
+from foretoken.domain.results.report import (
+    Feasibility,
+    RequestColumns,
+    SeriesColumns,
+    ServingReport,
+)
 from foretoken.simulator.report.page import render_page, result_sections
 from foretoken.simulator.report.serving_detail import distributions
 from foretoken.simulator.report.serving_timeline import timeline, waterfall
@@ -107,10 +112,15 @@ def test_refused_requests_say_why(page: str) -> None:
 
 
 def test_a_run_of_refusals_only_says_so() -> None:
-    refused = ServingReport(num_requests=3, num_refused_by_reason={"exceeds_kv_cache": 3})
+    refused = ServingReport(
+        feasibility=Feasibility(is_feasible=False, reason="it serves none of the requests"),
+        num_requests=3,
+        num_refused_by_reason={"exceeds_kv_cache": 3},
+    )
     titles = [section.title for section in result_sections(refused)]
     assert ["Serving", "Requests that were not served"] == titles[:2]
-    assert "No request could be served." == result_sections(refused)[0].warning
+    warning = "This deployment cannot run: it serves none of the requests."
+    assert warning == result_sections(refused)[0].warning
 
 
 def test_prices_and_memory_are_told(page: str) -> None:

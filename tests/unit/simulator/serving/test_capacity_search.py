@@ -148,6 +148,17 @@ def test_what_cannot_be_met_says_why() -> None:
     assert report.probes
 
 
+def test_a_deployment_that_serves_nobody_says_why() -> None:
+    """No request is late where all are refused, which is no capacity."""
+    workload = WorkloadSpec(
+        num_requests=8, prefill=LengthSpec(kind="fixed", mean=1_000_000), decode=LengthSpec(mean=8)
+    )
+    report = _find(_scenario(workload=workload))
+    assert not report.feasibility.is_feasible
+    assert "longer than the model's context" in report.feasibility.reason
+    assert report.capacity_rps == 0
+
+
 def test_a_deployment_that_does_not_fit_says_why() -> None:
     """It is a result with a reason, without runs."""
     report = _find(_scenario(layout=ParallelLayout(tp=3)))

@@ -180,6 +180,27 @@ def test_a_run_of_refusals_only_has_no_rates() -> None:
     report = _report(run_tiny_engines(requests, TinyRules()))
     assert (report.num_requests, report.duration_s, report.goodput_rps) == (1, 0, 0)
     assert report.engines == ()
+    assert (report.feasibility.is_feasible, report.was_simulated) == (False, True)
+    assert "serves none of the requests" in report.feasibility.reason
+
+
+def test_figures_of_nothing_are_null_in_data() -> None:
+    """Of what was served a zero is a zero: nothing was preempted."""
+    refused = _report(
+        run_tiny_engines([TinyRequest(arrival_ns=0, prompt=4, answer=0)], TinyRules())
+    )
+    served = _report(run_tiny_engines([TinyRequest(arrival_ns=0, prompt=4, answer=2)], TinyRules()))
+
+    names = ("ttft_ms", "request_preemptions")
+    medians = [[one.to_dict()[name]["p50"] for name in names] for one in (refused, served)]
+
+    assert medians == [[None, None], [served.ttft_ms.p50, 0.0]]
+    assert [one.to_dict()["steady"]["ttft_ms"]["p50"] for one in (refused, served)] == [None, None]
+
+
+def test_a_deployment_that_serves_one_of_its_requests_can_run() -> None:
+    requests = [TinyRequest(arrival_ns=0, prompt=4, answer=answer) for answer in (0, 2)]
+    assert _report(run_tiny_engines(requests, TinyRules())).feasibility.is_feasible
 
 
 def test_each_class_is_judged_by_its_own_limits() -> None:

@@ -153,7 +153,7 @@ class SimulatorRpcs(JobRpcs, service="foretoken.api.simulator.v1.SimulatorServic
         SimulatorPort.get_serving_report,
         Right.READ,
         tables=read_serving_table,
-        has_tables=lambda report: report.feasibility.is_feasible,
+        has_tables=lambda report: report.was_simulated,
         is_idempotent=True,
     )
     create_training_simulation = Unary(SimulatorPort.create_training_simulation, Right.PLAN)

@@ -73,7 +73,7 @@ def build_table(result: ResultMethods, table: str = "") -> "pa.Table":
     if wanted in columns:
         return columns[wanted]
     if wanted == SUMMARY:
-        return pa.Table.from_pylist([dict(_flatten(schema.encode(result)))])
+        return pa.Table.from_pylist([dict(_flatten(result.to_dict()))])
     if wanted in lists:
         return pa.Table.from_pylist(schema.encode(lists[wanted]))
     raise InvalidRequestError.of_field("table", f"{wanted!r} is not one of {', '.join(names)}")

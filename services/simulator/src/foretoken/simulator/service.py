@@ -136,7 +136,7 @@ class SimulatorService(RunsSearches):
     def get_serving_report(self, job_id: str) -> ServingReport:
         """Return the result of a finished serving simulation."""
         report = self._jobs.result(job_id, ServingReport)
-        if not report.feasibility.is_feasible:
+        if not report.was_simulated:
             return report
         return fill_tables(report, self._jobs, job_id)
 
@@ -149,7 +149,7 @@ class SimulatorService(RunsSearches):
         """
         from foretoken.simulator.serving.simulation import SERVING_TABLES
 
-        if not self._jobs.result(job_id, ServingReport).feasibility.is_feasible:
+        if not self._jobs.result(job_id, ServingReport).was_simulated:
             raise InvalidRequestError.of_field(
                 "job_id", f"the deployment of {job_id} cannot run: there is no table of {table}"
             )

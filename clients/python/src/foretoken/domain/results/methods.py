@@ -1,5 +1,6 @@
 """What every result can do: show itself, and leave the program as data, a table or a page."""
 
+from dataclasses import is_dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,28 @@ from foretoken.domain.errors import InvalidRequestError
 # What draws results stands above the domain and loads more than most programs need. So it is found
 # by name when it is first asked for, as plug-ins are.
 _PRESENTER = "foretoken.app.presentation"
+
+
+def to_plain(value: Any) -> Any:
+    """Return results as `schema.encode` does, with null for figures of nothing.
+
+    A dataclass names fields that are such summaries by its method `unobserved`.
+    """
+    encoded = schema.encode(value)
+    _leave_out(value, encoded)
+    return encoded
+
+
+def _leave_out(value: Any, encoded: Any) -> None:
+    if isinstance(encoded, list):
+        if encoded and is_dataclass(value[0]):
+            for item, plain in zip(value, encoded, strict=True):
+                _leave_out(item, plain)
+    elif is_dataclass(value) and isinstance(encoded, dict):
+        for name in getattr(value, "unobserved", tuple)():
+            encoded[name] = dict.fromkeys(encoded[name])
+        for name, plain in encoded.items():
+            _leave_out(getattr(value, name), plain)
 
 
 class ResultMethods:
@@ -30,8 +53,11 @@ class ResultMethods:
         return str(_presenter().render_figures(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything in plain data, as `--output json` prints it; enums by name."""
-        return dict(schema.encode(self))
+        """Return everything in plain data, as `--output json` prints it; enums by name.
+
+        Figures of nothing are None, as the latencies are where no request was served.
+        """
+        return dict(to_plain(self))
 
     def to_arrow(self, table: str = "") -> Any:
         """Return a table as a `pyarrow.Table`; unless one is named, the first of its columns.

@@ -39,6 +39,12 @@ class Histogram:
     shares: tuple[float, ...] = ()
 
 
+def _summaries_of_nothing(record: Any) -> tuple[str, ...]:
+    """Return the names of the summaries of a record of which nothing was observed."""
+    nothing = Percentiles()
+    return tuple(item.name for item in fields(record) if getattr(record, item.name) == nothing)
+
+
 class Columns:
     """Columns of one length: arrays or sequences, equal where their entries are."""
 
@@ -87,17 +93,17 @@ class RequestColumns(Columns):
     num_retries: Quantity = ()
 
 
+# Why a request is not served: refused on arrival for one of two reasons, rejected by a full router,
+# or lost with its replica once too often.
+REFUSALS: Mapping[str, str] = {
+    "context_too_long": "prompt and answer are longer than the model's context",
+    "exceeds_kv_cache": "prompt and answer are larger than the whole KV cache",
+    "rejected": "every replica was full, and so was the queue before them",
+    "lost": "their replicas failed, more often than a request may begin anew",
+}
 # How a request can end, by the number the engines keep: cut off by the end of the run, with all
-# its tokens, refused on arrival for one of two reasons, rejected by a full router, or lost with its
-# replica once too often.
-REQUEST_OUTCOMES = (
-    "unfinished",
-    "completed",
-    "context_too_long",
-    "exceeds_kv_cache",
-    "rejected",
-    "lost",
-)
+# its tokens, or not served.
+REQUEST_OUTCOMES = ("unfinished", "completed", *REFUSALS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -151,6 +157,10 @@ class ClassReport:
     ttft_ms: Percentiles = field(default_factory=Percentiles)
     tpot_ms: Percentiles = field(default_factory=Percentiles)
     e2e_latency_ms: Percentiles = field(default_factory=Percentiles)
+
+    def unobserved(self) -> tuple[str, ...]:
+        """Return the names of the summaries that no request is in."""
+        return () if self.num_completed else _summaries_of_nothing(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,11 +281,16 @@ class SteadyWindow:
     tpot_ms: Percentiles = field(default_factory=Percentiles)
     e2e_latency_ms: Percentiles = field(default_factory=Percentiles)
 
+    def unobserved(self) -> tuple[str, ...]:
+        """Return the names of the summaries that no request is in."""
+        return () if self.num_requests else _summaries_of_nothing(self)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class ServingReport(ResultMethods):
     """Outcome of a serving simulation; docs/reference/serving-metrics.md defines every number.
 
+    A deployment that serves none of the requests that came is infeasible, as one that does not fit.
     Rates count from the first arrival to the last completion. `step_time_s_by_group` splits the
     busy time by operator group; `step_time_ratio_by_provenance` says what share of it rests on
     measured, interpolated, extrapolated, transferred or analytical estimates.
@@ -370,6 +385,15 @@ class ServingReport(ResultMethods):
     notes: tuple[str, ...] = ()
     echo: Echo = field(default_factory=Echo)
     session_latency_ms: Percentiles = field(default_factory=Percentiles)
+
+    @property
+    def was_simulated(self) -> bool:
+        """Whether requests came to engines, be it that these refused all: there are tables then."""
+        return self.num_devices > 0
+
+    def unobserved(self) -> tuple[str, ...]:
+        """Return the names of the summaries that no request is in."""
+        return () if self.num_completed else _summaries_of_nothing(self)
 
 
 # Percents at which `ServingReport.itl_ms_quantiles` are: finer towards the end, where tails are.

@@ -40,6 +40,7 @@ from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.metrics.metric import Figure
 from foretoken.domain.requests.search import CapacityReport, ServingSearchReport
 from foretoken.domain.requests.training_run import TrainingRunReport, TrainingRunRequest
+from foretoken.domain.results.methods import to_plain
 from foretoken.domain.results.report import RequestColumns, SeriesColumns, ServingReport
 from foretoken.domain.results.result import REPORT_CLASSES, AnyReport, KeptResult
 from foretoken.domain.results.training_report import (
@@ -164,7 +165,7 @@ def export(
     with open_composition(state_of(context)) as services:
         if out.suffix == _JSON:
             result, report = read_result(services.catalog, run)
-            content = {"result": schema.encode(result), "report": schema.encode(report)}
+            content = {"result": schema.encode(result), "report": to_plain(report)}
             out.write_text(json.dumps(content, indent=1), encoding="utf-8")
         else:
             result = find_result(services.catalog, run)

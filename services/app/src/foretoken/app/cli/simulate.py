@@ -107,7 +107,7 @@ def serving(  # noqa: PLR0913, PLR0917 - a command's options
             _write_trace(trace, _trace_serving(read))
         if html is not None:
             _write_serving_page(html, resolved, reports)
-        leave_unless(any(_serves(report) for report in reports))
+        leave_unless(any(report.feasibility.is_feasible for report in reports))
 
 
 def _write_serving_page(
@@ -135,12 +135,6 @@ def _loads(
         (f"simulate at {rate:g}/s", replace(scenario, workload=replace(workload, rate_rps=rate)))
         for rate in sorted(rates) or [workload.rate_rps]
     ]
-
-
-def _serves(report: ServingReport) -> bool:
-    """Whether a deployment can run, and of the requests that came did not refuse every one."""
-    num_refused = sum(report.num_refused_by_reason.values())
-    return report.feasibility.is_feasible and num_refused < max(report.num_requests, 1)
 
 
 def serving_table(title: str, reports: Sequence[ServingReport]) -> Table:

@@ -31,10 +31,10 @@ from foretoken.app.cli.data_output import (
     write_json,
 )
 from foretoken.app.config import process_environment
-from foretoken.domain import schema
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.plugins import parse_yaml_value
+from foretoken.domain.results.methods import to_plain
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -88,9 +88,9 @@ class CliState:
         item of a list, and one of the single values of another result, by their dotted paths.
         """
         if self.is_data:
-            encoded = schema.encode(value)
+            encoded = to_plain(value)
             if len(echoes) == 1 and isinstance(encoded, dict):
-                encoded = {**encoded, "echo": schema.encode(echoes[0])}
+                encoded = {**encoded, "echo": to_plain(echoes[0])}
             write = write_csv if self.output == "csv" else write_json
             write(encoded)
         else:

@@ -43,6 +43,7 @@ _LAYOUT = (
 _VERDICT_NAMES = {
     "ok": "qualifies",
     "memory": "out of memory",
+    "context": "requests too long for the model",
     "layout": "impossible layout",
     "engine": "the engine cannot do it",
     "bound": "beyond a bound",
@@ -314,6 +315,7 @@ _REMEDIES: Mapping[str, str] = {
         "more GPUs for each replica (tensor or pipeline parallelism), smaller batches or fewer bits"
         " per weight"
     ),
+    "context": "shorter requests, or a model that reads longer ones",
     "layout": "other degrees of parallelism",
     "engine": "another engine, or what this one has",
     "bound": "smaller batches, or steps of more tokens",

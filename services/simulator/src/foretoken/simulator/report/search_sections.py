@@ -28,6 +28,7 @@ _OF_COSTS = (
 _OF_VERDICT = {
     "ok": GREEN,
     "memory": PURPLE,
+    "context": "#2f6f62",
     "ttft_ms": ORANGE,
     "tpot_ms": VERMILION,
     "e2e_latency_ms": YELLOW,

@@ -11,7 +11,13 @@ from foretoken.domain.metrics.number_text import format_number
 from foretoken.domain.metrics.registry import METRICS
 from foretoken.domain.metrics.request import LIMITED
 from foretoken.domain.metrics.serving import describe_load
-from foretoken.domain.results.report import ITL_QUANTILES, ClassReport, Histogram, ServingReport
+from foretoken.domain.results.report import (
+    ITL_QUANTILES,
+    REFUSALS,
+    ClassReport,
+    Histogram,
+    ServingReport,
+)
 from foretoken.domain.units import GIB, MS_PER_S
 from foretoken.page.block import Cell, Chart, Column, Table
 from foretoken.page.chart import LOG_CAPTION, Plot, Rule
@@ -22,13 +28,6 @@ from foretoken.simulator.serving.metrics import instants_of_columns, measure
 
 # Runs by their loads, or by what else distinguishes them.
 Reports = Mapping[str, ServingReport]
-
-_REFUSALS = {
-    "context_too_long": "prompt and answer are longer than the model's context",
-    "exceeds_kv_cache": "prompt and answer are larger than the whole KV cache",
-    "rejected": "every replica was full, and so was the queue before them",
-    "lost": "their replicas failed, more often than a request may begin anew",
-}
 
 
 def distributions(reports: Reports, colors: Sequence[str]) -> Section:
@@ -184,7 +183,7 @@ _LOW_ATTAINMENT = 0.9
 def refusals(reports: Reports, what: str) -> Section:
     """Return which requests the engines would not take, and why."""
     rows = [
-        (label, count, f"{count / report.num_requests:.1%}", _REFUSALS.get(reason, reason))
+        (label, count, f"{count / report.num_requests:.1%}", REFUSALS.get(reason, reason))
         for label, report in reports.items()
         for reason, count in report.num_refused_by_reason.items()
     ]

@@ -10,7 +10,12 @@ from numpy.typing import NDArray
 from foretoken.domain.lowering.memory import ServingMemory
 from foretoken.domain.metrics.serving import RunTotals, rates_of
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.domain.results.report import ServingReport
+from foretoken.domain.results.report import (
+    REFUSALS,
+    REQUEST_OUTCOMES,
+    Feasibility,
+    ServingReport,
+)
 from foretoken.domain.units import NS_PER_MS, NS_PER_S
 from foretoken.simulator.cluster.fleet import count_stages, encoder_scenario, make_fleet
 from foretoken.simulator.cluster.fleet_run import FleetRun
@@ -38,7 +43,6 @@ from foretoken.simulator.serving.metrics import (
 )
 from foretoken.simulator.serving.occupancy import count_outputs, find_interval, held_ns
 from foretoken.simulator.serving.record import (
-    RequestOutcome,
     RequestRecord,
     ServingRecord,
     StepRecord,
@@ -54,13 +58,6 @@ _RATES = (
     *("request_throughput_rps", "input_throughput_tps", "output_throughput_tps", "goodput_rps"),
     *("request_throughput_rps_per_gpu", "input_throughput_tps_per_gpu"),
     "output_throughput_tps_per_gpu",
-)
-# How a request ends that is not served.
-_REFUSALS = (
-    RequestOutcome.CONTEXT_TOO_LONG,
-    RequestOutcome.EXCEEDS_KV_CACHE,
-    RequestOutcome.REJECTED,
-    RequestOutcome.LOST,
 )
 
 
@@ -97,6 +94,7 @@ def build_report(
         itl_ms_quantiles=itl_ms_quantiles,
         num_requests=len(attains),
         num_refused_by_reason=_count_refused(record.requests),
+        feasibility=judge_refusals(record, scenario),
         **rates_of(totals, "slo_attainment_ratio", "prefix_cache_hit_ratio"),
         classes=report_classes(
             scenario.slo_classes, scenario.slo, record.requests, attains, interval.duration_s
@@ -147,10 +145,25 @@ def _count_totals(run: FleetRun, attains: NDArray[np.bool_], num_devices: int) -
     )
 
 
+def judge_refusals(record: ServingRecord, scenario: ServingScenario) -> Feasibility:
+    """Return that a deployment which serves none of the requests that came cannot run, and why."""
+    counts = _count_refused(record.requests)
+    num_requests = len(record.requests.arrival_ns)
+    if num_requests == 0 or sum(counts.values()) < num_requests:
+        return Feasibility()
+    limits = {"context_too_long": f" of {scenario.model.max_position:,} tokens"}
+    reasons = [
+        f"{REFUSALS[name]}{limits.get(name, '')} ({count:,} of {num_requests:,})"
+        for name, count in counts.items()
+    ]
+    reason = f"it serves none of the requests: {'; '.join(reasons)}"
+    return Feasibility(is_feasible=False, reason=reason)
+
+
 def _count_refused(requests: RequestRecord) -> Mapping[str, int]:
     counts = {
-        reason.name.lower(): int(np.sum(np.asarray(requests.outcome) == reason.value))
-        for reason in _REFUSALS
+        name: int(np.sum(np.asarray(requests.outcome) == REQUEST_OUTCOMES.index(name)))
+        for name in REFUSALS
     }
     return {name: count for name, count in counts.items() if count}
 

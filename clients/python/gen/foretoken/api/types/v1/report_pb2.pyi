@@ -72,7 +72,7 @@ class Feasibility(_message.Message):
     feasible: _builtins.bool
     """It can. Not set: true."""
     reason: _builtins.str
-    """Why it cannot. Empty: it can."""
+    """Why it cannot, of serving also that every request is refused. Empty: it can."""
     def __init__(
         self,
         *,
@@ -683,7 +683,7 @@ class ServingReport(_message.Message):
     loaded_token_count: _builtins.int
     """Those of them found below the device's memory. 0: none."""
     device_count: _builtins.int
-    """Devices of the layout. 0: it cannot run."""
+    """Devices of the layout. 0: it was not simulated, for it does not fit."""
     duration_s: _builtins.float
     """First arrival to last completion in s. 0: nothing completed."""
     offered_rps: _builtins.float

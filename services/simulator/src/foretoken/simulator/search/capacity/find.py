@@ -30,6 +30,7 @@ from foretoken.simulator.search.capacity.rate import (
     stretch_scenario,
 )
 from foretoken.simulator.search.context import SearchContext
+from foretoken.simulator.serving.outcome import judge_refusals
 from foretoken.simulator.serving.simulation import (
     FetchSurfaces,
     PreparedDeployment,
@@ -84,6 +85,10 @@ def _find(request: CapacityRequest, fetch: FetchSurfaces, context: SearchContext
     if bracket.met is None or search.record is None:
         report = replace(report, probes=search.figures)
         return _refuse(report, _say_why(search.probes[-1]))
+    refused = judge_refusals(search.record, scenario)
+    if not refused.is_feasible:
+        # Targets are met where nobody is served.
+        return replace(report, feasibility=refused)
     interval, resamples = None, None
     if bracket.missed is not None:
         resamples = resample_loads(scenario, load)

@@ -36,6 +36,8 @@ from foretoken.simulator.serving.feasibility import count_kv_blocks, judge_feasi
 
 # The verdict of what an engine cannot do.
 ENGINE = "engine"
+# The verdicts of what has no times.
+NOT_ANSWERED = ("memory", "context", "layout", ENGINE, "bound")
 # Limits at which memory is planned; between them room for the KV cache is linear in the batch.
 _PLANNED_BATCHES = (1, 64, 256, 1024)
 
@@ -73,6 +75,10 @@ def find_kv_room(
         InvalidRequestError: the model or the limits cannot be used.
 
     """
+    most = base.model.max_position
+    if load.shortest > most:
+        reason = f"the model reads {most:,} tokens, the shortest request has {load.shortest:,}"
+        return _no_room(len(batches), reason, "context")
     # A request holds most when its last token is computed.
     length = load.prefill_mean + load.decode_mean
     planned = sorted({*(b for b in _PLANNED_BATCHES if b < batches[-1]), batches[-1]})
@@ -83,11 +89,7 @@ def find_kv_room(
         device = hardware.change_device(find_device(scenario.device))
         memories, reason = judge_feasibility(scenario, engine, device, length)
         if not memories:
-            return KvRoom(
-                num_requests=np.zeros(len(batches)),
-                reasons=(reason,) * len(batches),
-                verdict="layout",
-            )
+            return _no_room(len(batches), reason, "layout")
         blocks = 0 if reason else count_kv_blocks(scenario, engine, memories)
         tokens.append(float(blocks * engine.block_size))
         reasons.append(reason)
@@ -177,9 +179,10 @@ def make_replica_form(
 _ROLES = ("aggregated", "prefill", "decode")
 
 
-def _no_room(num_batches: int) -> KvRoom:
-    """Return the room of what no pool may have."""
-    return KvRoom(num_requests=np.zeros(num_batches), reasons=("",) * num_batches)
+def _no_room(num_batches: int, reason: str = "", verdict: str = "memory") -> KvRoom:
+    """Return the room of what cannot run, or what no pool may have."""
+    none = np.zeros(num_batches)
+    return KvRoom(num_requests=none, reasons=(reason,) * num_batches, verdict=verdict)
 
 
 class EngineForm:

@@ -23,6 +23,7 @@ from foretoken.simulator.search.serving.candidate_scenario import (
 from foretoken.simulator.serving.draft import list_all_specs
 from foretoken.simulator.serving.metrics import is_completed
 from foretoken.simulator.serving.occupancy import find_interval
+from foretoken.simulator.serving.outcome import judge_refusals
 from foretoken.simulator.serving.record import RequestRecord, ServingRecord, TokenRuns
 from foretoken.simulator.serving.service_level import measure_window
 from foretoken.simulator.serving.simulation import (
@@ -228,12 +229,12 @@ def simulate_load(task: LoadTask, basis: LoadBasis) -> LoadOutcome:
     )
     report = ServingReport(num_requests=plan.num_requests, scenario_json=resolved_json(scenario))
     if deployment.infeasibility:
-        feasibility = Feasibility(is_feasible=False, reason=deployment.infeasibility)
-        return LoadOutcome(
-            probe=CapacityProbe(rate_rps=0.0, is_met=False),
-            report=replace(report, feasibility=feasibility),
-        )
+        why = Feasibility(is_feasible=False, reason=deployment.infeasibility)
+        return _cannot_run(report, why)
     run = _run_steadily(deployment, task, plan)
+    refused = judge_refusals(run.record, scenario)
+    if not refused.is_feasible:
+        return _cannot_run(report, refused)
     verdict = make_judge(_shown_targets(basis.targets), scenario).judge(run.steady)
     probe = CapacityProbe(
         rate_rps=run.window.request_throughput_rps * task.num_parts,
@@ -248,6 +249,11 @@ def simulate_load(task: LoadTask, basis: LoadBasis) -> LoadOutcome:
     if task.wants_report:
         report = replace(deployment.report(run.record, report), steady=run.window)
     return LoadOutcome(probe=probe, report=report)
+
+
+def _cannot_run(report: ServingReport, why: Feasibility) -> LoadOutcome:
+    probe = CapacityProbe(rate_rps=0.0, is_met=False)
+    return LoadOutcome(probe=probe, report=replace(report, feasibility=why))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

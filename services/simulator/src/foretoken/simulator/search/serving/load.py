@@ -23,11 +23,11 @@ class LoadProfile:
     """Lengths of the requests, in tokens.
 
     `context_mean` is that of a decoding request at a random step: a long answer is seen for longer;
-    `raggedness` is the longest context of 1, 2, 4, ... such requests over it. `longest` is the
-    longest prompt and answer together, `prefill_second_ratio` the mean square of prompts over the
-    square of their mean. `is_even` where all requests are alike: prompts of a closed loop that are
-    computed apart then keep the order and the gaps in which they first came. `rate_rps` is that of
-    a trace.
+    `raggedness` is the longest context of 1, 2, 4, ... such requests over it. `longest` and
+    `shortest` are of prompt and answer together, `prefill_second_ratio` is the mean square of
+    prompts over the square of their mean. `is_even` where all requests are alike: prompts of a
+    closed loop that are computed apart then keep the order and the gaps in which they first came.
+    `rate_rps` is that of a trace.
     """
 
     prefill_mean: float
@@ -37,6 +37,7 @@ class LoadProfile:
     raggedness: tuple[float, ...]
     longest: int
     is_even: bool
+    shortest: int = 1
     rate_rps: float = 0.0
 
     def raggedness_of(self, num_seqs: Floats) -> Floats:
@@ -51,13 +52,14 @@ class LoadProfile:
         decode = self.decode_mean * decode_ratio
         # Of a context the prompt is one part and the answer so far the other.
         grown = max(self.context_mean - self.prefill_mean, 0.0) * decode_ratio
-        most = self.longest * (prefill + decode) / (self.prefill_mean + self.decode_mean)
+        ratio = (prefill + decode) / (self.prefill_mean + self.decode_mean)
         return replace(
             self,
             prefill_mean=prefill,
             decode_mean=decode,
             context_mean=prefill + grown,
-            longest=round(most),
+            longest=round(self.longest * ratio),
+            shortest=round(self.shortest * ratio),
         )
 
 
@@ -94,6 +96,7 @@ def _profile_plan(plan: RequestPlan, *, has_times: bool) -> LoadProfile:
         raggedness=_raggedness(contexts / context_mean, weights),
         longest=int((plan.num_prefill_tokens + plan.num_decode_tokens).max()),
         is_even=bool(np.ptp(prefill) == 0 and np.ptp(decode) == 0),
+        shortest=int((plan.num_prefill_tokens + plan.num_decode_tokens).min()),
         rate_rps=rate_of(plan.arrival_ns) if has_times else 0.0,
     )
 

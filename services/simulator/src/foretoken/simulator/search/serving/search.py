@@ -22,7 +22,7 @@ from foretoken.domain.results.echo import Echo
 from foretoken.simulator.search.context import SearchContext
 from foretoken.simulator.search.serving.candidate_scenario import CandidateMaker
 from foretoken.simulator.search.serving.closed_form import has_closed_form
-from foretoken.simulator.search.serving.engine_answer import AnswerCache
+from foretoken.simulator.search.serving.engine_answer import NOT_ANSWERED, AnswerCache
 from foretoken.simulator.search.serving.finalist_selection import FinalistSelection
 from foretoken.simulator.search.serving.finalists import (
     OTHER_RATIOS,
@@ -230,11 +230,10 @@ def _report(form: ClosedForm) -> ServingSearchReport:
     verdicts.update(form.num_ruled_out)
     num_pairs = sum(form.num_ruled_out.values())
     num_distinct = len(points) + num_pairs
-    not_answered = ("memory", "layout", "engine", "bound")
     report = ServingSearchReport(
         num_points=form.space.num_points,
         num_distinct=num_distinct,
-        num_evaluated=int((~np.isin(points.verdict, not_answered)).sum()),
+        num_evaluated=int((~np.isin(points.verdict, NOT_ANSWERED)).sum()),
         num_ruled_out_by_verdict=dict(sorted(verdicts.items())),
         best=leaders[0] if leaders else "",
         ties=tuple(leaders[1:]),

@@ -7,7 +7,7 @@ import numpy as np
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.search import CandidateColumns
 from foretoken.simulator.search.pareto import pareto_front
-from foretoken.simulator.search.serving.engine_answer import EngineAnswer
+from foretoken.simulator.search.serving.engine_answer import NOT_ANSWERED, EngineAnswer
 from foretoken.simulator.search.serving.points import Points
 from foretoken.simulator.search.serving.rank import Figures
 from foretoken.simulator.search.serving.space import EngineKind, SearchSpace
@@ -26,7 +26,7 @@ def build_table(
     has_prefill = points.prefill_kind >= 0
     tpot_ms, ttft_ms = points.tpot_us / _US_PER_MS, points.ttft_us / _US_PER_MS
     runs = points.rate_rps[0] > 0
-    runs &= ~np.isin(points.verdict, ("memory", "layout", "engine", "bound", "devices"))
+    runs &= ~np.isin(points.verdict, (*NOT_ANSWERED, "devices"))
     per_user = 1000.0 / np.where(tpot_ms[0] > 0, tpot_ms[0], np.inf)
     cost = figures.usd_per_million[0]
     return CandidateColumns(
