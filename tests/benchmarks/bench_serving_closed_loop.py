@@ -16,7 +16,6 @@ import csv
 import re
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,11 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from closed_loop_tables import ROUTING, TRAINED_ON, record_whole
+from closed_loop_tables import ROUTING, TRAINED_ON, open_whole_import
 
-from foretoken.app.compose import Composition
-from foretoken.app.config import AppConfig
-from foretoken.app.starter import with_starter
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import EngineSpec
@@ -177,17 +173,12 @@ def main() -> int:
         return 0
     runs, reasons = _read_runs(data / "measured_serving.csv", options.system)
     runs = runs[:: options.every]
-    with tempfile.TemporaryDirectory() as scratch:
-        home = options.home or Path(scratch) / "home"
-        is_imported = home.exists()
-        with Composition(with_starter(AppConfig(home=str(home)), {})) as services:
-            if not is_imported:
-                record_whole(services, options.data)
-            foretoken = services.foretoken("predictor", "simulator")
-            started = time.process_time()
-            outcomes, failures = _simulate(runs, foretoken)
-            took_s = time.process_time() - started
-            print(f"learned and simulated {len(outcomes)} runs in {took_s:.0f} CPU s")
+    with open_whole_import(options.data, options.home) as services:
+        foretoken = services.foretoken("predictor", "simulator")
+        started = time.process_time()
+        outcomes, failures = _simulate(runs, foretoken)
+        took_s = time.process_time() - started
+        print(f"learned and simulated {len(outcomes)} runs in {took_s:.0f} CPU s")
     if options.rows:
         _print_rows(outcomes)
     _print_groups(outcomes)
