@@ -3,9 +3,10 @@
 Five models on H200 (`--system h100_sxm`: on H100, all of it transferred) under vLLM, SGLang and
 TensorRT-LLM: mean TTFT and TPOT at a fixed concurrency. Operator times come from all of
 AIConfigurator's H200 tables, imported as a user does, with the starter for what they leave out, and
-learned when they are asked for; what neither these nor an engine profile say is in `_Client` and
-`_Launch`, with its source. Prints the errors by group next to AIConfigurator's own, and says which
-rows were not run and why. `--home` names a home with an import that is there, or where to keep one.
+learned when they are asked for; what neither these nor an engine profile say is among the launches
+of published runs (`validation/launches`), with its source. Prints the errors by group next to
+AIConfigurator's own, and says which rows were not run and why. `--home` names a home with an import
+that is there, or where to keep one.
 
     python tests/benchmarks/bench_serving_closed_loop.py [path of the shared measurements]
         [--every N] [--home FOLDER] [--system SYSTEM] [--rows]
@@ -28,108 +29,21 @@ from closed_loop_tables import ROUTING, TRAINED_ON, open_whole_import
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import ForetokenError
 from foretoken.domain.frameworks.engine import EngineSpec
-from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import SessionSpec, WorkloadSpec
 from foretoken.domain.results.report import RequestColumns
 from foretoken.simulator.validation.published_comparison import draw_lengths
-from foretoken.simulator.validation.published_launch import NUM_ROUNDS, limit_step_tokens
-from foretoken.simulator.validation.published_run import INFERENCE_MAX_SHORTEST_RATIO
+from foretoken.simulator.validation.published_launch import (
+    NUM_ROUNDS,
+    DevelopmentLaunch,
+    development_launches,
+)
 
 _DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 # AIConfigurator's own errors on its rows: TPOT, TTFT.
 _PEER_ERRORS = "22 %", "53 %"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Client:
-    """What sends the requests: ten for each running one.
-
-    A prompt and an answer have `shortest_ratio` to 1 times the nominal length, evenly.
-    `num_prompts` different prompts are sent in turns (0: all differ); what came in
-    `num_warmup_rounds` before fills the cache and is not counted.
-    """
-
-    shortest_ratio: float
-    num_prompts: int = 0
-    num_warmup_rounds: int = 0
-
-
-_INFERENCE_MAX = _Client(shortest_ratio=INFERENCE_MAX_SHORTEST_RATIO)
-# AIConfigurator's own runs, by aiperf with lengths fixed: all prompts differ where nothing is
-# cached; where something is, the tool's default of 100 prompts and two rounds of warm-up count.
-# That the Llama runs under vLLM had a cache is read off them: without, their throughput is beyond
-# the device's arithmetic.
-_AIPERF = _Client(shortest_ratio=1.0)
-_AIPERF_CACHED = _Client(shortest_ratio=1.0, num_prompts=100, num_warmup_rounds=2)
-
-
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    """How an engine was started: its profile, the tables that time it, and what a launch sets.
-
-    `step_limit` is of a step: a number, or the rule of its script.
-    """
-
-    profile: str
-    framework: str
-    quantization: str
-    step_limit: int | str
-    client: _Client
-    rules: Mapping[str, str]
-    experts_kernel: str = ""
-    kv_dtype: DType | None = None
-
-
-# InferenceMAX starts gpt-oss under vLLM with VLLM_MXFP4_USE_MARLIN=1. No table has that kernel at
-# its width; this one's, of other layers in MXFP4, tell it.
-_MARLIN_EXPERTS = "vllm_compressedtensorsw4a4mxfp4moe_marlin_marlinexperts_situ_as_silu"
-_VLLM, _TRTLLM, _SGLANG = "vllm 0.24.0", "trtllm 1.3.0rc20", "sglang 0.5.14"
-_CACHED = {"has_prefix_caching": "true"}
-_UNCACHED = {"has_prefix_caching": "false"}
-
-
-def _memory(ratio: str) -> Mapping[str, str]:
-    return {**_UNCACHED, "memory_utilization_ratio": ratio}
-
-
-# AIConfigurator starts SGLang with --enable-mixed-chunk. Its rule has --max-prefill-tokens of a
-# prompt and 1,500 as well, which these runs had not: 448 requests of 100 tokens are served in 126
-# steps each, and with two prompts a step they would take 224.
-_MIXED = {**_UNCACHED, "mixes_prefill": "true"}
-# Source: InferenceMAX, benchmarks/single_node/{gptoss_fp4,dsr1_fp8}_h200{,_trt}.sh;
-# AIConfigurator 0.12, generator/rule_plugin/{vllm,sglang}.rule.
-_LAUNCHES: Mapping[tuple[str, str], _Launch] = {
-    ("vllm", "gpt-oss-120b"): _Launch(
-        "vllm-0.18", _VLLM, "w4a16_mxfp4", 8192, _INFERENCE_MAX, _UNCACHED, _MARLIN_EXPERTS
-    ),
-    ("trtllm", "gpt-oss-120b"): _Launch(
-        "trtllm-1.0", _TRTLLM, "w4a16_mxfp4", 20000, _INFERENCE_MAX, _memory("0.85")
-    ),
-    ("trtllm", "DeepSeek-V3"): _Launch(
-        "trtllm-1.0",
-        _TRTLLM,
-        "fp8_block",
-        "a prompt",
-        _INFERENCE_MAX,
-        _memory("0.75"),
-        kv_dtype=DType.FP8,
-    ),
-    ("sglang", "DeepSeek-V3"): _Launch(
-        "sglang-0.5", _SGLANG, "fp8_block", 32768, _INFERENCE_MAX, _memory("0.82")
-    ),
-    ("vllm", "Llama-3.1-8B-Instruct-FP8"): _Launch(
-        "vllm-0.12", _VLLM, "fp8", "a prompt and 1500", _AIPERF_CACHED, _CACHED
-    ),
-    ("sglang", "Llama-3.1-8B-Instruct"): _Launch(
-        "sglang-0.5", _SGLANG, "fp8", 8192, _AIPERF, _MIXED
-    ),
-    ("vllm", "Qwen3-32B"): _Launch("vllm-0.12", _VLLM, "", 8192, _AIPERF, _UNCACHED),
-    ("trtllm", "Qwen3-32B"): _Launch("trtllm-1.0", _TRTLLM, "fp8", 8192, _AIPERF, _UNCACHED),
-    ("sglang", "Qwen3-32B"): _Launch("sglang-0.5", _SGLANG, "", 16384, _AIPERF, _UNCACHED),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,7 +134,7 @@ def _find_obstacle(row: Mapping[str, str], system: str) -> str:
         if row["system"].startswith("h"):
             return f"{row['system']}: asked for {system}"
         return f"{row['system']}: no attention or MoE table of its kind of device"
-    if (row["backend"], row["model_path"].rpartition("/")[2]) not in _LAUNCHES:
+    if (row["backend"], row["model_path"].rpartition("/")[2]) not in development_launches():
         return "a model whose rows do not say how it was quantised or launched"
     return ""
 
@@ -298,7 +212,7 @@ def _answer(
         return str(err)
     if not report.feasibility.is_feasible:
         return report.feasibility.reason
-    num_warmup = _LAUNCHES[run.backend, run.model].client.num_warmup_rounds * run.concurrency
+    num_warmup = development_launches()[run.backend, run.model].num_warmup_rounds * run.concurrency
     if num_warmup == 0:
         return report.ttft_ms.mean, report.tpot_ms.mean
     return _average(report.requests, num_warmup)
@@ -320,12 +234,12 @@ def _average(requests: RequestColumns, num_warmup: int) -> tuple[float, float]:
 
 
 def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
-    launch = _LAUNCHES[run.backend, run.model]
-    rules = dict(launch.rules)
-    memory_ratio = float(rules.pop("memory_utilization_ratio", "0"))
-    if run.dp > 1 and run.backend == "trtllm":
-        # `attention_dp_config` of the script.
-        rules["balance_timeout_iters"] = "60"
+    launch = development_launches()[run.backend, run.model]
+    sizes = {
+        "concurrency": run.concurrency,
+        "max_num_seqs": max_num_seqs,
+        "input_tokens": run.prefill,
+    }
     return ServingScenario(
         name=run.name,
         model=find_model(_MODELS[run.model]),
@@ -340,21 +254,12 @@ def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
         engine=EngineSpec(
             profile=launch.profile,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=_limit_tokens(run, launch, max_num_seqs),
-            memory_utilization_ratio=memory_ratio,
-            rules=rules,
+            max_num_batched_tokens=launch.step_tokens.limit(sizes),
+            memory_utilization_ratio=launch.memory_ratio,
+            rules={**launch.rules, **(launch.rules_of_dp if run.dp > 1 else {})},
         ),
-        workload=_workload(run, launch.client),
+        workload=_workload(run, launch),
     )
-
-
-def _limit_tokens(run: _Run, launch: _Launch, max_num_seqs: int) -> int:
-    if isinstance(launch.step_limit, int):
-        return launch.step_limit
-    if launch.step_limit == "a prompt":
-        return limit_step_tokens(run.concurrency, run.prefill)
-    # AIConfigurator's generator, on top of all that run.
-    return max_num_seqs + run.prefill + 1500
 
 
 _MODELS = {
@@ -366,17 +271,17 @@ _MODELS = {
 }
 
 
-def _workload(run: _Run, client: _Client) -> WorkloadSpec:
+def _workload(run: _Run, launch: DevelopmentLaunch) -> WorkloadSpec:
     # A prompt out of few is a shared prefix, all but its last token.
-    num_shared = run.prefill - 1 if client.num_prompts else 0
+    num_shared = run.prefill - 1 if launch.num_prompts else 0
     return WorkloadSpec(
         arrival="closed_loop",
         arrival_options={"concurrency": str(run.concurrency)},
-        num_requests=(NUM_ROUNDS + client.num_warmup_rounds) * run.concurrency,
-        prefill=draw_lengths(run.prefill - num_shared, client.shortest_ratio),
-        decode=draw_lengths(run.decode, client.shortest_ratio),
+        num_requests=(NUM_ROUNDS + launch.num_warmup_rounds) * run.concurrency,
+        prefill=draw_lengths(run.prefill - num_shared, launch.shortest_ratio),
+        decode=draw_lengths(run.decode, launch.shortest_ratio),
         sessions=SessionSpec(
-            shared_prefix_tokens=num_shared, num_shared_prefixes=max(1, client.num_prompts)
+            shared_prefix_tokens=num_shared, num_shared_prefixes=max(1, launch.num_prompts)
         ),
     )
 

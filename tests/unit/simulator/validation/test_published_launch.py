@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.domain.measurements.estimate import DType
 from foretoken.simulator.validation.published_comparison import scenario_of_published
-from foretoken.simulator.validation.published_launch import find_launch, limit_step_tokens
+from foretoken.simulator.validation.published_launch import development_launches, find_launch
 from foretoken.simulator.validation.published_run import PublishedRun
 
 _RUN = PublishedRun(
@@ -105,9 +105,17 @@ def test_a_launch_is_what_is_simulated() -> None:
 
 def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
     """As the scripts start TensorRT-LLM, and AIConfigurator's generator the other engines."""
-    assert 8192 + 7 <= limit_step_tokens(8, 8192) < 8192 + 200
     other = replace(_RUN, is_of_inference_max=False)
-    assert limit_step_tokens(8, 1024) == find_launch(other).step_tokens == 8192
+    assert 8192 + 7 <= find_launch(replace(other, input_tokens=8192)).step_tokens < 8192 + 200
+    assert find_launch(other).step_tokens == 8192
     assert 8 + 1024 + 1500 == find_launch(replace(other, engine="vllm")).step_tokens
     mixed = find_launch(replace(other, engine="sglang", input_tokens=1000)).rules
     assert {"mixes_prefill": "true"} == mixed
+
+
+def test_rows_that_predictions_were_developed_on_have_a_launch_each() -> None:
+    launches = development_launches()
+    assert {"vllm", "sglang", "trtllm"} == {engine for engine, _ in launches}
+    deepseek = launches["trtllm", "DeepSeek-V3"]
+    sizes = {"concurrency": 8, "max_num_seqs": 64, "input_tokens": 8192}
+    assert (8320, 0.8) == (deepseek.step_tokens.limit(sizes), deepseek.shortest_ratio)

@@ -2,7 +2,7 @@
 
 Of a run's launch only what its row says is known: engine and version, formats, layout, lengths, and
 how many requests ran at a time. The rest is the engine's default, but for what the scripts say of
-InferenceMAX, from whose database most of these runs are (`published_launch.py`).
+InferenceMAX, from whose database most of these runs are (`launches/published.yaml`).
 """
 
 import re
