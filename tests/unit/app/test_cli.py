@@ -94,11 +94,19 @@ def test_a_format_shows_what_its_commands_take(tmp_path: Path) -> None:
     assert "error (unknown_plugin): unknown plug-in 'vidru'; did you mean vidur?\n" == wrong.stderr
 
 
-def test_a_trainer_of_which_interleaved_stages_send_otherwise_says_so(tmp_path: Path) -> None:
-    outcome = _invoke(tmp_path, "--output", "json", "list", "trainers")
-    found = {row["trainer"]: row["transfers"] for row in json.loads(outcome.stdout)}
-    assert "rendezvous, buffered if interleaved" == found["megatron-core"]
-    assert "rendezvous" == found["megatron-lm-2022"]
+def test_a_profile_is_printed_whole_with_the_file_of_each_value(tmp_path: Path) -> None:
+    """An engine also by one of its versions; a wrong name is an error in one line."""
+    outcome = _invoke(tmp_path, "--output", "json", "list", "trainers", "megatron-core")
+    found = {row["rule"]: row for row in json.loads(outcome.stdout)["values"]}
+    assert ("buffered", "megatron-core") == (
+        found["interleaved_transfers"]["value"],
+        found["interleaved_transfers"]["set_by"],
+    )
+    table = _invoke(tmp_path, "list", "engines", "vllm-0.22")
+    assert ("vllm-0.20" in table.stdout, "vllm-0.8: vLLM 0.9.2 source" in table.stdout) == (1, 1)
+    wrong = _invoke(tmp_path, "list", "engines", "vlmm-0.20")
+    assert (wrong.exit_code, wrong.stdout) == (1, "")
+    assert "did you mean vllm-0.20" in wrong.stderr
 
 
 def test_a_path_that_holds_something_else_is_told_what_was_expected(tmp_path: Path) -> None:

@@ -4,16 +4,21 @@ The simulator's plug-ins are imported where they are listed: they need numeric l
 """
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+import json
+from dataclasses import replace
+from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from foretoken.app.cli.command_table import LazyGroup, ListedCommand
-from foretoken.app.cli.state import state_of
+from foretoken.app.cli.state import CliState, build_table, stack, state_of
+from foretoken.domain import schema
 from foretoken.domain.frameworks.capability import describe_values
-from foretoken.domain.frameworks.engine import EngineProfile, all_engines
-from foretoken.domain.frameworks.trainer import TrainerProfile, all_trainers
+from foretoken.domain.frameworks.engine import EngineProfile, all_engines, find_engine
+from foretoken.domain.frameworks.profile_values import ProfileFiles
+from foretoken.domain.frameworks.trainer import TrainerProfile, all_trainers, find_trainer
 from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.hardware.price import all_price_lists
 from foretoken.domain.hardware.topology import all_topologies
@@ -37,6 +42,7 @@ class _Lists(LazyGroup):
 
 app = typer.Typer(cls=_Lists, help="List the names that can be used.", no_args_is_help=True)
 
+_NAME_HELP = "Print this profile whole: what it extends, each value and where that is from."
 _GIGA = 1e9
 _TERA = 1e12
 
@@ -97,22 +103,21 @@ def models(context: typer.Context) -> None:
     )
 
 
-# What the list says of what an engine can do; its file says what does not go together.
-_ENGINE_ASPECTS = {
-    "mode": "pools",
-    "ep": "expert parallel",
-    "quantization": "weights",
-    "kv_dtype": "KV cache",
-    "speculation": "speculates",
-}
-
-
 @app.command()
-def engines(context: typer.Context) -> None:
-    """List the serving engines' profiles: their rules, and what they can do.
+def engines(
+    context: typer.Context, name: Annotated[str, typer.Argument(help=_NAME_HELP)] = ""
+) -> None:
+    """List the serving engines' profiles, or all that one of them says.
 
     Any version within a profile's range works by name.
+
+    Example: `foretoken list engines vllm-0.30`
     """
+    if name:
+        found = find_engine(name)
+        stem = next(stem for stem, of in all_engines().items() if replace(of, name=name) == found)
+        _print_profile(state_of(context), "engines", stem, found)
+        return
     state_of(context).print_items(
         "Engines",
         all_engines().values(),
@@ -120,63 +125,61 @@ def engines(context: typer.Context) -> None:
             "engine": "name",
             "extends": lambda profile: profile.extends or "-",
             "versions": lambda profile: profile.versions or "-",
+            "released": lambda profile: profile.released or "-",
             "scheduler": "scheduler",
+            "admission": "admission",
             "tokens a step": "max_num_batched_tokens",
             "requests": "max_num_seqs",
-            "admission": "admission",
-            "preemption": "preemption",
-            "prefix cache": "has_prefix_caching",
-            "asynchronous": "has_async_scheduling",
-            **{name: _can(aspect) for aspect, name in _ENGINE_ASPECTS.items()},
         },
     )
 
 
-def _can(aspect: str) -> Callable[[TrainerProfile | EngineProfile], str]:
-    """Return what says which values of an aspect a profile has."""
-    return lambda profile: describe_values(profile.can.has, aspect)
-
-
-# What the list says of what a trainer can do; its file says what does not go together.
-_TRAINER_ASPECTS = {
-    "pipeline_schedule": "schedules",
-    "zero_stage": "ZeRO",
-    "context_parallel": "sequences split by",
-    "weight_parallel": "weights split by",
-    "recompute": "recomputes",
-}
-
-
-def _describe_transfers(profile: TrainerProfile) -> str:
-    own = profile.interleaved_transfers
-    return f"{profile.transfers}, {own} if interleaved" if own else profile.transfers
-
-
 @app.command()
-def trainers(context: typer.Context) -> None:
-    """List the training frameworks' profiles: what they do by their own rules, and can do."""
+def trainers(
+    context: typer.Context, name: Annotated[str, typer.Argument(help=_NAME_HELP)] = ""
+) -> None:
+    """List the training frameworks' profiles, or all that one of them says.
+
+    Example: `foretoken list trainers megatron-core`
+    """
+    if name:
+        _print_profile(state_of(context), "trainers", name, find_trainer(name))
+        return
     state_of(context).print_items(
         "Trainers",
         all_trainers().values(),
         {
             "trainer": "name",
             "extends": lambda profile: profile.extends or "-",
+            "framework": lambda profile: profile.framework or "-",
             "versions": lambda profile: profile.versions or "-",
             "attention": "attention",
-            "accumulation": "gradient_accumulation",
-            "transfers": _describe_transfers,
-            "hides": lambda profile: ", ".join(_overlapped(profile)) or "nothing",
-            **{name: _can(aspect) for aspect, name in _TRAINER_ASPECTS.items()},
-            "framework": lambda profile: profile.framework or "-",
+            "schedules": lambda profile: describe_values(profile.can.has, "pipeline_schedule"),
         },
     )
 
 
-def _overlapped(profile: TrainerProfile) -> Iterator[str]:
-    """Yield what a trainer hides behind computation."""
-    for rule in fields(profile):
-        if rule.name.startswith("overlaps_") and getattr(profile, rule.name):
-            yield rule.name.removeprefix("overlaps_").replace("_", " ")
+def _print_profile(
+    state: CliState, folder: str, stem: str, profile: EngineProfile | TrainerProfile
+) -> None:
+    """Print every value of a profile with the file that sets it, and where the files were read."""
+    read = ProfileFiles(folder, stem)
+    values, sources = list(read.list_values(profile)), read.list_sources()
+
+    def build() -> Table:
+        rows = [(one.rule, _show(one.value), one.set_by or "-", one.comment) for one in values]
+        table = build_table(stem, ("rule", "value", "set by", "what its file says of it"), rows)
+        said = [(f"{one.profile}: {one.source}", one.of_capabilities) for one in sources]
+        lines = [f"{text}. What it can do: {can}" if can else text for text, can in said]
+        return stack(table, *(escape(line) for line in lines))
+
+    state.print_object({"name": stem, "values": values, "sources": sources}, build)
+
+
+def _show(value: object) -> str:
+    """Return a rule as a scenario has it."""
+    plain = schema.encode(value)
+    return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 @app.command()
