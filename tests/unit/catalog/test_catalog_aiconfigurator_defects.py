@@ -101,6 +101,11 @@ def test_an_unknown_device_says_how_to_add_it(tmp_path: Path) -> None:
             {**MOE, "moe_dtype": "int4_wo", "kernel_source": "vllm_marlin_int4_moe"},
             "kernel 'vllm_marlin_int4_moe' is not the one it names",
         ),
+        (
+            "gemm_perf",
+            {**GEMM, "gemm_dtype": "nvfp4", "framework": "TRTLLM"},
+            "products in NVFP4 were timed without the tuning that TensorRT-LLM serves with",
+        ),
         ("nccl_perf", {**NCCL, "op_name": "gather"}, "gather in 'half' is unknown here"),
         (
             "context_attention_perf",
