@@ -109,6 +109,7 @@ def test_a_model_comes_back_from_its_state(pool: DonorPool) -> None:
     known = _take(_OWN, _FEW)
     model = pool.fit(_design(known), _log_ratio(known), _CONFIG, 0)
     again = PooledModel.from_state(model.to_state())
+    assert again is not None
     design = _design(_OWN)
     assert model.log_ratio(design).tolist() == again.log_ratio(design).tolist()
 
@@ -147,6 +148,15 @@ def test_a_borrowing_regressor_comes_back_from_its_state(pool: DonorPool) -> Non
     tiers = np.zeros(design.num_rows, dtype=np.int64)
     expected = regressor.predict(design, tiers).log_ratio.tolist()
     assert expected == again.predict(design, tiers).log_ratio.tolist()
+
+
+def test_what_was_borrowed_by_another_law_is_left_out(pool: DonorPool) -> None:
+    regressor = train_transfer_series(_take(_OWN, _FEW), pool, _CONFIG, 0).regressor
+    assert isinstance(regressor, DeviceTransferRegressor)
+    state = regressor.to_state()
+    earlier = {key: value for key, value in state.numbers.items() if "law_revision" not in key}
+    assert len(earlier) == len(state.numbers) - 1
+    assert regressor.own is restore(regressor.own, dataclasses.replace(state, numbers=earlier))
 
 
 def test_another_state_is_not_borrowing() -> None:

@@ -20,7 +20,7 @@ from foretoken.predictor.roofline import (
 Matrix = npt.NDArray[np.float64]
 
 # Part of every model's version: raise it when a feature or the calibration changes its meaning.
-FEATURE_REVISION = 7
+FEATURE_REVISION = 6
 
 # Dimensions that a model's architecture, its sharding or the machine fixes; the others change from
 # step to step. A new combination of these is predicted worse than a new size of a known one.

@@ -84,10 +84,13 @@ def own_state(state: RegressorState) -> RegressorState:
     return _strip(_OWN, state)
 
 
-def restore(own: Regressor, state: RegressorState) -> DeviceTransferRegressor:
-    """Return the regressor that gave the state; `own` is made of its `own_state`."""
+def restore(own: Regressor, state: RegressorState) -> Regressor:
+    """Return the regressor that gave the state; `own` is made of its `own_state`.
+
+    Where an earlier release learned what is borrowed, the own model answers alone.
+    """
     pooled = PooledModel.from_state(_strip(_POOLED, state))
-    return DeviceTransferRegressor(own, pooled, state.numbers[_SHARE])
+    return DeviceTransferRegressor(own, pooled, state.numbers[_SHARE]) if pooled else own
 
 
 def may_transfer(series: Series) -> bool:

@@ -13,7 +13,12 @@ from foretoken.predictor.regression.trees import Trees, boost
 from foretoken.predictor.roofline import FloatColumn, Target
 from foretoken.predictor.series import Series
 from foretoken.predictor.transfer.device_columns import describe_device, join_columns
-from foretoken.predictor.transfer.device_law import DeviceLaw, average_laws, fit_device_law
+from foretoken.predictor.transfer.device_law import (
+    LAW_REVISION,
+    DeviceLaw,
+    average_laws,
+    fit_device_law,
+)
 from foretoken.predictor.transfer.pooled_model import PooledModel
 
 # Source of all that follows: GEMM in 16-bit formats of four devices, each left out in turn with 20
@@ -81,7 +86,7 @@ class DonorPool:
     @property
     def content_hash(self) -> str:
         """Identity of all that is lent, and to whom."""
-        content = [repr(describe_device(self.target).tolist())]
+        content = [repr(LAW_REVISION), repr(describe_device(self.target).tolist())]
         content += [donor.content_hash for donor in self.donors]
         return hashlib.sha256(" ".join(content).encode()).hexdigest()
 

@@ -9,7 +9,9 @@ from foretoken.predictor.regression.prediction import RegressorState
 from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.transfer.device_columns import join_columns
-from foretoken.predictor.transfer.device_law import DeviceLaw
+from foretoken.predictor.transfer.device_law import LAW_REVISION, DeviceLaw
+
+_REVISION = "law_revision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,14 @@ class PooledModel:
                 **self.over_base.to_arrays("over_base"),
                 **self.over_law.to_arrays("over_law"),
             },
-            numbers={"basis": self.basis},
+            numbers={"basis": self.basis, _REVISION: LAW_REVISION},
         )
 
     @classmethod
-    def from_state(cls, state: RegressorState) -> "PooledModel":
-        """Return the model that gave the state."""
+    def from_state(cls, state: RegressorState) -> "PooledModel | None":
+        """Return the model that gave the state, None where its law meant something else."""
+        if state.numbers.get(_REVISION) != LAW_REVISION:
+            return None
         return cls(
             over_base=Trees.from_arrays("over_base", state.arrays),
             over_law=Trees.from_arrays("over_law", state.arrays),
