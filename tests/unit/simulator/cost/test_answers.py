@@ -9,6 +9,7 @@ import pytest
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import (
+    DType,
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
@@ -142,6 +143,30 @@ def test_a_product_whose_scale_is_known_saves_the_finding(scale_us: float, expec
     """Of the four products of a layer, at most 7.5 of 11.9 parts."""
     measured = {"gemm": lambda _: 10.0, "quantize/part=scale": lambda _: scale_us}
     tables = _tables(_one_layer(quantization="fp8_static"), measured)
+    assert tables.tokens_us[0, 0, 1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("convert_us", "kv_dtype", "expected"),
+    [
+        (2.0, DType.FP8, 4 * 6.0 - 2 * 2.0),
+        (2.0, None, 4 * 6.0 - 2.0),
+        # At most 2.1 of the 4.4 parts that are left.
+        (9.0, DType.FP8, 2 * 6.0 + 2 * 6.0 * (1 - 2.1 / 4.4)),
+    ],
+)
+def test_a_product_whose_input_is_converted_before_it_saves_that(
+    convert_us: float, kv_dtype: DType | None, expected: float
+) -> None:
+    """After attention with a cache in FP8, and after the activation."""
+    measured = {
+        "gemm": lambda _: 10.0,
+        "quantize/part=scale": lambda _: 4.0,
+        "quantize/part=convert": lambda _: convert_us,
+    }
+    scenario = _one_layer(quantization="fp8_static", kv_dtype=kv_dtype)
+    fuses = EngineSpec(profile="plain", rules={"fuses_static_quantize": "true"})
+    tables = _tables(replace(scenario, engine=fuses), measured)
     assert tables.tokens_us[0, 0, 1] == pytest.approx(expected)
 
 

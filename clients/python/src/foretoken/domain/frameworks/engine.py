@@ -104,7 +104,8 @@ class EngineProfile:
     `max_num_seqs` (0: all of them), and so many, too, with `captures_largest` where a size is
     larger. The residual addition runs inside the norm kernel with `fuses_add_norm`, both inside the
     all-reduce before it with `fuses_all_reduce_norm`, where `frameworks/all_reduce_norm.py` says
-    so.
+    so. With `fuses_static_quantize` attention with a cache in FP8 and the activation of a gated MLP
+    write in FP8 what a product with a known scale reads.
 
     Experts: engines in lock step hand tokens to them by `expert_exchange`, one of
     `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as their load says, with
@@ -176,6 +177,7 @@ class EngineProfile:
     captures_largest: bool = False
     fuses_add_norm: bool = True
     fuses_all_reduce_norm: bool = False
+    fuses_static_quantize: bool = False
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0

@@ -80,6 +80,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
             if engine.fuses_all_reduce_norm
             else 0.0
         ),
+        fuses_static_quantize=engine.fuses_static_quantize,
     )
 
 

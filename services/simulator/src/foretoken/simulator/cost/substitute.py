@@ -70,9 +70,10 @@ _MXFP4, _MXFP4_WITH_MXFP8 = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
 # vLLM pads MXFP4 experts for Marlin: a rank's features to whole 128s, the model's to 256s.
 # Source: vLLM 0.18 to 0.24, `layers/quantization/mxfp4.py` and `fused_moe/oracle/mxfp4.py`.
 _MARLIN, _MARLIN_TILES = "marlin", {"hidden": 256, "intermediate": 128}
-_STATIC_SCALE, _SCALE = "fp8_static", "part=scale"
-# Of the smallest products on H200 TensorRT-LLM spends 7.5 of 11.9 us to find the scale.
-_SCALE_SHARE_MAX = 7.5 / 11.9
+_STATIC_SCALE, _SCALE, _CONVERT = "fp8_static", "part=scale", "part=convert"
+# Of the smallest products on H200 TensorRT-LLM spends 7.5 of 11.9 us to find the scale, and 2.1 of
+# the other 4.4 to convert.
+_SCALE_SHARE_MAX, _CONVERT_SHARE_MAX = 7.5 / 11.9, 2.1 / 4.4
 
 
 class Substitute:
@@ -99,7 +100,7 @@ class Substitute:
                 self._ungated = _ungated_tables(self._plain)
             self._experts = (*self._ungated, self._plain, *_expert_tables(self._plain))
         elif node.operator == "gemm":
-            self._scaled = _scaled_tables(self._plain)
+            self._scaled = _scaled_tables(self._plain, is_converted=_is_converted(node, spec))
         elif node.operator == "all_reduce" and own and not kernel:
             self._sums = _sum_tables(self._plain, own, is_captured)
 
@@ -246,9 +247,10 @@ def _ungated_tables(table: OperatorTable) -> Sequence[OperatorTable]:
     return [other for one in wide for other in (one, _without_routing(one))]
 
 
-def _scaled_tables(table: OperatorTable) -> Sequence[OperatorTable]:
+def _scaled_tables(table: OperatorTable, *, is_converted: bool) -> Sequence[OperatorTable]:
     """Return how to ask about a product whose input has a known scale: one that finds it, and that.
 
+    Where the input `is_converted` already, also how to ask about what converts it.
     Source: AIConfigurator, `sdk/operations/gemm.py` (the static case by the dynamic one), and its
     collectors of `compute_scale`.
     """
@@ -257,24 +259,37 @@ def _scaled_tables(table: OperatorTable) -> Sequence[OperatorTable]:
         return ()
     variant = format_variant({**facts, "quant": ""}) or ""
     columns = {"num_tokens": table.columns["m"], "hidden": table.columns["k"]}
+    parts = (_SCALE, _CONVERT) if is_converted else (_SCALE,)
     return (
         replace(table, variant=variant, tentative=True),
-        replace(table, operator="quantize", columns=columns, variant=_SCALE, tentative=True),
+        *(
+            replace(table, operator="quantize", columns=columns, variant=part, tentative=True)
+            for part in parts
+        ),
     )
 
 
+def _is_converted(node: OperatorNode, spec: SurfaceSpec) -> bool:
+    """Return whether the kernel before a product writes its input in FP8."""
+    if node.role == "attn_out_proj":
+        return spec.fuses_static_quantize and spec.options.kv_dtype is DType.FP8
+    return spec.fuses_static_quantize and node.role == "mlp_down_proj" and spec.model.is_gated
+
+
 def _without_scale(
-    plain: LatencyColumns, dynamic: LatencyColumns, scale: LatencyColumns
+    plain: LatencyColumns, dynamic: LatencyColumns, *parts: LatencyColumns
 ) -> LatencyColumns:
-    """Return a product less the finding of its scale, where the same software timed both."""
+    """Return a product less the parts that are not run, where the same software timed both."""
     if not is_measured_here(dynamic):
         return plain
-    scale_us = np.minimum(scale.latency_us, _SCALE_SHARE_MAX * np.asarray(dynamic.latency_us))
-    if scale.other_framework != dynamic.other_framework:
-        scale_us = 0.0 * scale_us
+    own_us = np.asarray(dynamic.latency_us)
+    spared_us = 0.0 * own_us
+    for part, share_max in zip(parts, (_SCALE_SHARE_MAX, _CONVERT_SHARE_MAX), strict=False):
+        if part.other_framework == dynamic.other_framework:
+            spared_us += np.minimum(part.latency_us, share_max * (own_us - spared_us))
     less = LatencyColumns(
-        latency_us=dynamic.latency_us - scale_us,
-        low_us=np.maximum(dynamic.low_us - scale_us, 0.0),
+        latency_us=dynamic.latency_us - spared_us,
+        low_us=np.maximum(dynamic.low_us - spared_us, 0.0),
         high_us=dynamic.high_us,
         provenance=dynamic.provenance,
         other_framework=dynamic.other_framework,
