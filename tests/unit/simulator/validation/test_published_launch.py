@@ -59,14 +59,30 @@ def test_memory_is_what_the_script_of_a_model_gives_its_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "expected"),
-    [("h100_sxm", "piecewise"), ("h200_sxm", "piecewise"), ("b200", "full+piecewise")],
+    ("day", "expected"),
+    [("2026-03-28", (0, 0.95, None)), ("2026-04-03", (2048, 0.9, DType.FP8))],
 )
-def test_graphs_are_in_pieces_where_the_script_of_a_model_says_so(
-    device: str, expected: str
+def test_minimax_on_b200_keeps_its_cache_in_fp8_since_vllm_0_19(
+    day: str, expected: tuple[int, float, DType | None]
 ) -> None:
-    run = replace(_RUN, engine="vllm", version="0.19.0", model="minimax-m2.5", device=device)
-    assert expected == scenario_of_published(run).engine.resolve().graph_mode
+    launch = find_launch(replace(_RUN, engine="vllm", model="minimax-m2.5", device="b200", day=day))
+    assert expected == (launch.step_tokens, launch.memory_ratio, launch.kv_dtype)
+
+
+@pytest.mark.parametrize(
+    ("device", "day", "ep"),
+    [
+        ("b200", "2026-03-28", 2),
+        ("b200", "2026-04-03", 1),
+        ("h200_sxm", "2026-03-01", 1),
+        ("h200_sxm", "2026-03-28", 2),
+    ],
+)
+def test_ranks_divide_minimaxs_experts_where_its_script_said_so(
+    device: str, day: str, ep: int
+) -> None:
+    run = replace(_RUN, engine="vllm", model="minimax-m2.5", device=device, day=day)
+    assert ep == scenario_of_published(run).layout.ep
 
 
 @pytest.mark.parametrize(

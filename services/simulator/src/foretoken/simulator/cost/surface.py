@@ -23,8 +23,8 @@ class SurfaceSpec:
     of their own. Devices are limited to `power_limit_w` (0: to what they are sold with), which
     steps with prompts meet as they last (see `lasting_steps.py`). A `correction` (empty: none) is
     multiplied to operators' times. `images` are those of every prompt (None: prompts are text).
-    Sums over ranks of at most `fused_norm_bytes` are one kernel with the norm after them. With `fuses_static_quantize` attention and
-    activations write what products read in FP8.
+    Sums over ranks of at most `fused_norm_bytes` are one kernel with the norm after them. With
+    `fuses_static_quantize` attention and activations write what products read in FP8.
     """
 
     model: ModelArchitecture

@@ -75,6 +75,7 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
     """
     model, quantization = _find_checkpoint(run)
     launch = find_launch(run)
+    ep = run.tp * run.dp if launch.has_whole_experts else run.ep
     return ServingScenario(
         name=run.name,
         model=model,
@@ -82,7 +83,7 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
         quantization=quantization,
         kv_dtype=launch.kv_dtype,
         layout=ParallelLayout(
-            tp=run.tp, pp=run.pp, dp=run.dp, ep=run.ep, attention_dp=run.dp > 1 and run.ep == 1
+            tp=run.tp, pp=run.pp, dp=run.dp, ep=ep, attention_dp=run.dp > 1 and ep == 1
         ),
         engine=EngineSpec(
             profile=_find_profile(run),

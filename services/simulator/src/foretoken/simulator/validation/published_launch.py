@@ -32,11 +32,15 @@ class StepTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedLaunch:
-    """What a launch sets: 0, nothing and empty leave it to the engine."""
+    """What a launch sets: 0, nothing and empty leave it to the engine.
+
+    With `has_whole_experts` ranks of a replica divide experts, whatever a run's row says.
+    """
 
     step_tokens: int = 0
     memory_ratio: float = 0.0
     kv_dtype: DType | None = None
+    has_whole_experts: bool = False
     rules: Mapping[str, str] = field(default_factory=dict)
     num_rounds: int = NUM_ROUNDS
 
@@ -51,6 +55,8 @@ class _Entry:
     models: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     formats: str = ""
+    since: str = ""
+    before: str = ""
     lengths: tuple[int, ...] = ()
     concurrency_min: int = 0
     dp_min: int = 0
@@ -58,6 +64,7 @@ class _Entry:
     step_tokens: StepTokens | None = None
     memory_ratio: float = 0.0
     kv_dtype: DType | None = None
+    has_whole_experts: bool = False
     rules: Mapping[str, str] = field(default_factory=dict)
     num_rounds: int = 0
 
@@ -70,6 +77,8 @@ class _Entry:
             and (not self.models or run.model in self.models)
             and (not self.devices or run.device in self.devices)
             and run.formats[0].startswith(self.formats)
+            and self.since <= run.day
+            and (not self.before or run.day < self.before)
             and self.lengths in ((), (run.input_tokens, run.output_tokens))
             and run.concurrency >= self.concurrency_min
             and run.dp >= self.dp_min
