@@ -388,3 +388,21 @@ def test_the_longer_a_step_with_prompts_lasts_the_more_power_slows_it() -> None:
         # The mean of 1 - exp(-t / 0.25 s) over a step, of what is not norms and activations.
         share = 1.0 - 0.25e6 / burst_us * (1.0 - np.exp(-burst_us / 0.25e6))
         assert 0.75 * share < slowed - 1.0 < share
+
+
+def test_power_slows_what_engines_in_lock_step_share_by_the_tokens_of_one() -> None:
+    """An engine's part of the tokens tells whether the step decodes, and how long it lasts."""
+    engine = EngineSpec(profile="plain", max_num_batched_tokens=16384, max_num_seqs=64)
+    layout = ParallelLayout(dp=4, ep=4)
+    model = find_model("mixtral-8x7b")
+    scenario = build_scenario(model=model, device="h100_sxm", engine=engine, layout=layout)
+    spec = surface_spec(scenario, 16384)
+    bursts, slowed = (
+        fetch_surfaces(spec, predictor).group for predictor in (RooflinePredictor(), _SlowForLong())
+    )
+    assert bursts is not None
+    assert slowed is not None
+    is_prompt = bursts.axes[0] > 4 * 64
+    same = (bursts.values == slowed.values).all(axis=(0, 1))
+    assert same[~is_prompt].all()
+    assert not same[is_prompt].any()
