@@ -188,6 +188,7 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
         topology=_NETWORKS.get((line["id"][: len("ibm-fsdp")], line["device"]), ""),
         dtype=DType[line["precision"].upper()],
         expert_tp=1 if line["id"].startswith(_WHOLE_EXPERTS) else 0,
+        moe_capacity_factor=1.0 if line["id"].startswith(_DROPPING) else 0.0,
         layout=ParallelLayout(**{axis: number[axis] for axis in ("tp", "pp", "cp", "dp", "ep")}),
         micro_batch_size=int(line["mbs"]),
         global_batch_size=int(line["gbs"]),
@@ -241,6 +242,8 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
         "overlaps_gradient_reduction": "true",
         "overlaps_parameter_gather": "true",
         "attention_library": "flash_2",
+        # The same issue: expandable segments, which grow page by page.
+        "reserved_ratio": "1",
     },
     # NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes/qwen (gb200/qwen3_moe.py and
     # common.py, _enable_hybridep_full_iteration_mxfp8): graphs of whole steps, whose exchanges of
@@ -275,6 +278,8 @@ _NETWORKS = {
     ("ibm-fsdp", "a100_sxm_80"): "a100_roce_4x",
     ("ibm-fsdp", "h100_sxm"): "h100_roce_2x",
 }
+# alibaba/Pai-Megatron-Patch, issue 643: experts drop tokens beyond a capacity factor of 1.
+_DROPPING = "pai-qwen30"
 # The same recipe does not split experts over tensor parallelism.
 _WHOLE_EXPERTS = "mem-moonlight"
 

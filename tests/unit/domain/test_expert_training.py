@@ -281,6 +281,18 @@ def test_the_busiest_rank_decides() -> None:
     assert expected == _lower(rank, busy)["moe_dispatch_all_to_all"].dims["message_bytes"]
 
 
+def test_experts_drop_what_is_beyond_their_capacity() -> None:
+    """The busiest rank's eight pairs of an expert and a rank have 1.5 times 1,024 tokens each."""
+    rank, busy = _rank(dp=4, ep=4), dataclasses.replace(_options(), moe_imbalance_ratio=1.5)
+    full = dataclasses.replace(busy, moe_capacity_factor=1.25)
+    nodes = _lower(rank, full)
+    assert 8 * 1280 == nodes["moe_up_proj"].dims["m"]
+    assert 8 * 1280 == nodes["moe_activation"].dims["num_tokens"]
+    for role in ("moe_dispatch_all_to_all", "moe_combine_all_to_all"):
+        assert 8 * 1280 * _PAIR_BYTES == nodes[role].dims["message_bytes"]
+    assert _lower(rank, busy) == _lower(rank, dataclasses.replace(busy, moe_capacity_factor=8.0))
+
+
 def test_shared_experts_have_sums_of_their_own_and_dense_layers_come_first() -> None:
     model = dataclasses.replace(find_model("deepseek-v3"), num_layers=5)
     forward = lower_rank(_BATCH, _options(), _rank(model, tp=2, dp=4, ep=8))

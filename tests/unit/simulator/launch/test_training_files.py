@@ -21,7 +21,11 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.options import all_options, find_options, flatten
 from foretoken.simulator.launch.trainer import all_frameworks
-from foretoken.simulator.launch.training import check_framework_has, write_training_launch
+from foretoken.simulator.launch.training import (
+    check_framework_has,
+    read_launch,
+    write_training_launch,
+)
 
 _DENSE = TrainingScenario(
     name="llama on 16",
@@ -236,6 +240,16 @@ def test_tokens_are_sent_once_by_deepep_to_as_many_nodes_as_the_router_allows(
     plain = _lines(_write(tmp_path / "every", _EXPERTS)["train.sh"])
     assert "--moe-token-dispatcher-type alltoall" in plain
     assert [] == [line for line in expected if line in plain]
+
+
+def test_a_capacity_of_experts_is_written_and_read_back(tmp_path: Path) -> None:
+    limited = replace(_EXPERTS, moe_capacity_factor=1.25)
+    lines = _lines(_write(tmp_path / "limited", limited)["train.sh"])
+    assert "--moe-expert-capacity-factor 1.25" in lines
+    script = (tmp_path / "limited" / "train.sh").read_text(encoding="utf-8")
+    assert 1.25 == read_launch("", {"train.sh": script}).content["moe_capacity_factor"]
+    plain = _lines(_write(tmp_path / "plain", _EXPERTS)["train.sh"])
+    assert [] == [line for line in plain if "capacity" in line]
 
 
 def test_formats_of_states_are_options(tmp_path: Path) -> None:

@@ -61,6 +61,12 @@ def _refused_keys(scenario: TrainingScenario) -> set[str]:
             "trainer.rules.overlaps_tensor_collectives",
         ),
         ("torchtitan", {"dp": 2}, {"zero_stage": 1}, "zero_stage"),
+        (
+            "torchtitan",
+            {"dp": 2},
+            {"zero_stage": 3, "model": _MIXTRAL, "moe_capacity_factor": 1.0},
+            "moe_capacity_factor",
+        ),
         ("torchtitan", {"tp": 2, "dp": 2}, {"zero_stage": 2}, "sequence_parallel"),
         ("torchtitan", {"dp": 2, "cp": 2}, {"zero_stage": 3, "shard_degree": 1}, "shard_degree"),
         (

@@ -376,6 +376,7 @@ def test_more_chunks_than_layers_are_a_result_with_a_reason() -> None:
         ({"weight_degree": 2}, "weight_degree"),
         ({"expert_tp": 2}, "expert_tp"),
         ({"moe_imbalance_ratio": 2.0}, "moe_imbalance_ratio"),
+        ({"moe_capacity_factor": 1.0}, "moe_capacity_factor"),
         ({"moe_routing": "nosuch"}, "moe_routing"),
         ({"overflow_ratio": 1.0}, "overflow_ratio"),
         ({"straggler_ratio": -0.1}, "straggler_ratio"),

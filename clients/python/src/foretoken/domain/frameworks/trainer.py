@@ -39,6 +39,7 @@ ASPECTS: Mapping[str, str] = {
     "experts": "model.moe",
     "expert_tp": "expert_tp",
     "uneven_experts": "layout.ep",
+    "drops_tokens": "moe_capacity_factor",
     "recompute": "recompute",
     "recompute_modules": "recompute_modules",
     "partial_recompute": "recompute_layers",
@@ -59,7 +60,8 @@ class TrainerCapabilities:
     split over (1 without ZeRO), `partial_shards` that they are some of those that hold the same,
     `uneven_shards` that cp does not divide them. `expert_tp` is `none` without experts, else `tp`,
     `one` or `part`: experts split as all else, not at all, or over some of tp. `uneven_experts`
-    tells that ep does not divide the ranks that split experts' states, `uneven_sequence` that
+    tells that ep does not divide the ranks that split experts' states, `drops_tokens` that experts
+    have a capacity, `uneven_sequence` that
     2 * cp * tp does not divide a sequence, `uneven_layers` that chunks of layers differ,
     `partial_recompute` that some layers of a chunk are recomputed. `recompute_modules` are those of
     `selective`, and the other names are fields of a scenario or of a trainer's profile.

@@ -26,6 +26,7 @@ from foretoken.domain.lowering.communication import (
     overlapped_with,
 )
 from foretoken.domain.lowering.context_parallel import ATTENTION_KERNELS
+from foretoken.domain.lowering.expert_capacity import ExpertCapacity
 from foretoken.domain.lowering.expert_layer import (
     ExpertRouting,
     count_places,
@@ -157,7 +158,7 @@ class _Spread:
         return max(1.0, self._count_ranks(most) / (ratio * received))
 
     def _load(self, lowering: Lowering) -> tuple[Quantity, float]:
-        """Return the pairs that the busiest rank computes, and how many that is over the mean."""
+        """Return the pairs that the busiest rank computes, and over the mean of what is routed."""
         part, options = self._part, lowering.options
         num_sources = self._mesh.ep * (1 if self._is_summed else self._mesh.tp)
         num_tokens = self._num_own * num_sources
@@ -168,8 +169,16 @@ class _Spread:
             name=options.moe_routing,
         )
         load = expert_load(num_tokens, routing, options.moe_imbalance_ratio)
-        mean = num_tokens * part["top_k"] / self._mesh.ep
-        return load.num_pairs, load.num_pairs / mean
+        pairs, mean = load.num_pairs, num_tokens * part["top_k"] / self._mesh.ep
+        if options.moe_capacity_factor:
+            capacity = ExpertCapacity(
+                factor=options.moe_capacity_factor,
+                num_tokens=self._num_own,
+                top_k=part["top_k"],
+                num_experts=part["num_experts"],
+            )
+            pairs = capacity.keep(pairs, self._num_local * num_sources)
+        return pairs, pairs / mean
 
     def write(self, node: OperatorNode) -> Iterator[OperatorNode]:
         """Yield what becomes of an operator of experts on the rank."""

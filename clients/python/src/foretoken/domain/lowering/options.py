@@ -43,10 +43,12 @@ class LoweringOptions:
     format of the KV cache (None: `dtype`). `mla_form` states latent attention as one `module`
     from hidden state to hidden state, or as `operators`.
 
-    Under expert parallelism the busiest rank has `moe_imbalance_ratio` times the mean load; engines
-    in lock step hand tokens to experts by `expert_exchange` (see `EngineProfile`). `moe_routing` is
-    the distribution of tokens under which latencies were measured; `has_expert_balancing` places
-    experts by their load, with `num_redundant_experts` copies of some.
+    Under expert parallelism the busiest rank has `moe_imbalance_ratio` times the mean load; in
+    training it drops what is beyond `moe_capacity_factor` (0: nothing, see `ExpertCapacity`);
+    engines in lock step hand tokens to experts by `expert_exchange` (see `EngineProfile`).
+    `moe_routing` is the distribution of tokens under which latencies were measured;
+    `has_expert_balancing` places experts by their load, with `num_redundant_experts` copies of
+    some.
 
     With `ffn_devices` experts lie on so many devices of their own (see `parallelism/ffn.py`).
 
@@ -68,6 +70,7 @@ class LoweringOptions:
     kv_dtype: DType | None = None
     mla_form: str = "module"
     moe_imbalance_ratio: float = 1.0
+    moe_capacity_factor: float = 0.0
     moe_routing: str = "balanced"
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False

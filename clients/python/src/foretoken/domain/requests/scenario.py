@@ -271,6 +271,9 @@ class TrainingScenario:
     moe_imbalance_ratio: float = option(
         1.0, "load of the busiest expert-parallel rank over the mean"
     )
+    moe_capacity_factor: float = option(
+        0.0, "tokens of a rank beyond so many times an even share are dropped by experts; 0: none"
+    )
     overflow_ratio: float = option(0.0, "share of steps that find an overflow and skip the update")
     straggler_ratio: float = option(0.0, "spread of the ranks' speed, standard deviation over mean")
     network_spread_ratio: float = option(0.0, "spread of transfer times")

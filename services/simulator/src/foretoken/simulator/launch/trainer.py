@@ -99,6 +99,7 @@ class LaunchedStrategy:
     cp: int = 1
     ep: int = 1
     expert_tp: int = 1
+    moe_capacity_factor: float = 0.0
     has_experts: bool = False
     virtual_stages: int = 1
     stage_layers: tuple[int, ...] = ()
@@ -178,6 +179,7 @@ def strategy_of(scenario: TrainingScenario) -> LaunchedStrategy:
         global_batch_size=scenario.global_batch_size,
         zero_stage=scenario.zero_stage,
         shard_degree=ScenarioDegrees.of(scenario).shards,
+        moe_capacity_factor=scenario.moe_capacity_factor,
         sequence_parallel=scenario.sequence_parallel and layout.tp > 1,
         context_parallel=scenario.context_parallel if layout.cp > 1 else "ring",
         weight_parallel=scenario.weight_parallel,
@@ -200,6 +202,8 @@ def strategy_content(strategy: LaunchedStrategy) -> dict[str, Any]:
         del said["shard_degree"]
     if not said.pop("has_experts"):
         del said["expert_tp"]
+    if not strategy.moe_capacity_factor:
+        del said["moe_capacity_factor"]
     return {"layout": layout, **said}
 
 

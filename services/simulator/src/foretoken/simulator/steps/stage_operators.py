@@ -190,6 +190,7 @@ def training_options(scenario: TrainingScenario, trainer: TrainerProfile) -> Low
         has_loss=True,
         mla_form="operators",
         moe_imbalance_ratio=scenario.moe_imbalance_ratio,
+        moe_capacity_factor=scenario.moe_capacity_factor,
         moe_routing=scenario.moe_routing or LoweringOptions(dtype=scenario.dtype).moe_routing,
         training=training,
     )

@@ -220,6 +220,9 @@ _FINDERS: Mapping[str, Callable[[Strategies], Values]] = {
     "experts": lambda strategies: _same_for_all(strategies, _has_experts(strategies)),
     "expert_tp": _find_expert_split,
     "uneven_experts": _find_odd_experts,
+    "drops_tokens": lambda strategies: _same_for_all(
+        strategies, strategies.source.scenario.moe_capacity_factor > 0
+    ),
     "recompute": lambda strategies: NamedValues(places=strategies.recompute, names=RECOMPUTE_MODES),
     "recompute_modules": _find_modules,
     "partial_recompute": _find_partial_recompute,

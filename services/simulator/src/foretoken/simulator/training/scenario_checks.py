@@ -34,6 +34,13 @@ _CHOICES = {
 }
 # Nobody computes gradients in narrower formats.
 _DTYPES = (DType.FP32, DType.TF32, DType.FP16, DType.BF16, DType.FP8)
+# What nobody sets of a model without experts.
+_OF_EXPERTS = {
+    "expert_tp": 0,
+    "moe_routing": "",
+    "moe_imbalance_ratio": 1,
+    "moe_capacity_factor": 0,
+}
 _LEAST = {
     "sequence_length": 1,
     "micro_batch_size": 1,
@@ -44,6 +51,7 @@ _LEAST = {
     "weight_degree": 0,
     "expert_tp": 0,
     "moe_imbalance_ratio": 1,
+    "moe_capacity_factor": 0,
     "overflow_ratio": 0,
     "straggler_ratio": 0,
     "network_spread_ratio": 0,
@@ -164,6 +172,6 @@ def _parallelism(scenario: TrainingScenario) -> Iterator[FieldViolation]:
     if scenario.weight_degree and scenario.weight_parallel != "isp":
         yield FieldViolation("weight_degree", "is for weight_parallel isp")
     if not stack_of(model).experts:
-        for name, none in (("expert_tp", 0), ("moe_routing", ""), ("moe_imbalance_ratio", 1)):
+        for name, none in _OF_EXPERTS.items():
             if getattr(scenario, name) != none:
                 yield FieldViolation(name, f"{model.name} has no experts")

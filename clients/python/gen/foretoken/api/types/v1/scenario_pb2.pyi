@@ -905,6 +905,7 @@ class TrainingScenario(_message.Message):
     EXPERT_TP_FIELD_NUMBER: _builtins.int
     MOE_ROUTING_FIELD_NUMBER: _builtins.int
     MOE_IMBALANCE_RATIO_FIELD_NUMBER: _builtins.int
+    MOE_CAPACITY_FACTOR_FIELD_NUMBER: _builtins.int
     OVERFLOW_RATIO_FIELD_NUMBER: _builtins.int
     STRAGGLER_RATIO_FIELD_NUMBER: _builtins.int
     NETWORK_SPREAD_RATIO_FIELD_NUMBER: _builtins.int
@@ -958,6 +959,8 @@ class TrainingScenario(_message.Message):
     """Spread of tokens over experts under which latencies were measured. Empty: balanced."""
     moe_imbalance_ratio: _builtins.float
     """Load of the busiest expert-parallel rank over the mean, from 1. Not set: 1."""
+    moe_capacity_factor: _builtins.float
+    """Experts drop tokens of a rank beyond so many times an even share. 0: none is dropped."""
     overflow_ratio: _builtins.float
     """Share of steps that find an overflow and skip the update, 0 to 1. 0: none."""
     straggler_ratio: _builtins.float
@@ -1036,6 +1039,7 @@ class TrainingScenario(_message.Message):
         expert_tp: _builtins.int = ...,
         moe_routing: _builtins.str = ...,
         moe_imbalance_ratio: _builtins.float | None = ...,
+        moe_capacity_factor: _builtins.float = ...,
         overflow_ratio: _builtins.float = ...,
         straggler_ratio: _builtins.float = ...,
         network_spread_ratio: _builtins.float = ...,
@@ -1048,7 +1052,7 @@ class TrainingScenario(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "module_times", b"module_times", "moe_imbalance_ratio", b"moe_imbalance_ratio", "name", b"name", "pipeline_schedule", b"pipeline_schedule", "recompute", b"recompute", "sequence_length", b"sequence_length", "trainer", b"trainer", "virtual_stages", b"virtual_stages"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "device", b"device", "dtype", b"dtype", "expert_tp", b"expert_tp", "framework", b"framework", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "model_ref", b"model_ref", "module_times", b"module_times", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "network_spread_ratio", b"network_spread_ratio", "overflow_ratio", b"overflow_ratio", "partitions_activations", b"partitions_activations", "pipeline_schedule", b"pipeline_schedule", "power_limit_w", b"power_limit_w", "recompute", b"recompute", "recompute_layers", b"recompute_layers", "recompute_modules", b"recompute_modules", "sequence_length", b"sequence_length", "sequence_parallel", b"sequence_parallel", "shard_degree", b"shard_degree", "stage_devices", b"stage_devices", "stage_layers", b"stage_layers", "stage_topologies", b"stage_topologies", "straggler_ratio", b"straggler_ratio", "topology", b"topology", "trainer", b"trainer", "virtual_stages", b"virtual_stages", "weight_degree", b"weight_degree", "weight_parallel", b"weight_parallel", "zero_stage", b"zero_stage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel", "_global_batch_size", b"_global_batch_size", "_micro_batch_size", b"_micro_batch_size", "_moe_imbalance_ratio", b"_moe_imbalance_ratio", "_name", b"_name", "_pipeline_schedule", b"_pipeline_schedule", "_recompute", b"_recompute", "_sequence_length", b"_sequence_length", "_virtual_stages", b"_virtual_stages", "calibration", b"calibration", "context_parallel", b"context_parallel", "device", b"device", "dtype", b"dtype", "expert_tp", b"expert_tp", "framework", b"framework", "global_batch_size", b"global_batch_size", "layout", b"layout", "micro_batch_size", b"micro_batch_size", "model", b"model", "model_ref", b"model_ref", "module_times", b"module_times", "moe_capacity_factor", b"moe_capacity_factor", "moe_imbalance_ratio", b"moe_imbalance_ratio", "moe_routing", b"moe_routing", "name", b"name", "network_spread_ratio", b"network_spread_ratio", "overflow_ratio", b"overflow_ratio", "partitions_activations", b"partitions_activations", "pipeline_schedule", b"pipeline_schedule", "power_limit_w", b"power_limit_w", "recompute", b"recompute", "recompute_layers", b"recompute_layers", "recompute_modules", b"recompute_modules", "sequence_length", b"sequence_length", "sequence_parallel", b"sequence_parallel", "shard_degree", b"shard_degree", "stage_devices", b"stage_devices", "stage_layers", b"stage_layers", "stage_topologies", b"stage_topologies", "straggler_ratio", b"straggler_ratio", "topology", b"topology", "trainer", b"trainer", "virtual_stages", b"virtual_stages", "weight_degree", b"weight_degree", "weight_parallel", b"weight_parallel", "zero_stage", b"zero_stage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_parallel: _TypeAlias = _typing.Literal["context_parallel"]  # noqa: Y015
     _WhichOneofArgType__context_parallel: _TypeAlias = _typing.Literal["_context_parallel", b"_context_parallel"]  # noqa: Y015

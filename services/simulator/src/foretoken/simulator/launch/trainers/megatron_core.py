@@ -372,11 +372,9 @@ def _write_moments(run: LaunchedRun) -> Options:
 
 
 def _read_formats(options: Options) -> Fields:
-    if "fp8-format" in options:
-        return {"dtype": DType.FP8}
-    if "bf16" in options:
-        return {"dtype": DType.BF16}
-    return {"dtype": DType.FP16 if "fp16" in options else DType.FP32}
+    formats = {"fp8-format": DType.FP8, "bf16": DType.BF16, "fp16": DType.FP16}
+    found = (dtype for name, dtype in formats.items() if name in options)
+    return {"dtype": next(found, DType.FP32)}
 
 
 def _write_kernels(run: LaunchedRun) -> Options:
@@ -415,6 +413,7 @@ _OPTIONS = OptionMap(
         value("cp", "context-parallel-size", default=1, always=True),
         Link(write=_write_exchange, read=_read_exchange),
         Link(write=_write_experts, read=_read_experts),
+        value("moe_capacity_factor", "moe-expert-capacity-factor", float, default=0.0),
         value("sequence_length", "seq-length"),
         value("micro_batch_size", "micro-batch-size"),
         value("global_batch_size", "global-batch-size"),
