@@ -22,6 +22,7 @@ from foretoken.domain.measurements.estimate import (
 )
 from foretoken.domain.operators.spec.operator import OperatorSpec, find_operator
 from foretoken.predictor.chain import backward_ratio, is_chain, lengthen
+from foretoken.predictor.elsewhere import Answer, Elsewhere
 from foretoken.predictor.estimate_cache import EstimateCache, cache_key
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.coverage import is_extrapolated
@@ -36,7 +37,6 @@ from foretoken.predictor.source import (
     Source,
     choice_doubt_log,
     choose_correction,
-    find_relatives,
     find_source,
     find_sources,
     target_inside_node,
@@ -44,7 +44,6 @@ from foretoken.predictor.source import (
 )
 from foretoken.predictor.sustained import sustain
 from foretoken.predictor.transfer import TransferModel
-from foretoken.predictor.transfer.device_law import DeviceLaw
 from foretoken.predictor.transfer.links import choose_rows
 from foretoken.predictor.transfer.messages import complete_sizes
 from foretoken.predictor.transfer.own_points import (
@@ -53,7 +52,6 @@ from foretoken.predictor.transfer.own_points import (
     mix_answers,
     own_share,
 )
-from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, fit_series_law
 from foretoken.predictor.transfer.row_band import hold_to_memory
 from foretoken.predictor.transfer.siblings import move_to_sibling
 from foretoken.predictor.typical import from_transfer, pack
@@ -196,37 +194,11 @@ class Estimator:
         transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
         has_measured = transfer.support.has_measured(spec)
         found = None if has_measured else self._from_proxy(call, query)
-        found = found or self._from_elsewhere(call, query, transfer, design)
+        found = found or Elsewhere(self._models, self._asking(query)).estimate(call, wanted, design)
         if has_measured and is_chain(table):
             return found
         found = hold_to_memory(spec, target.device, design, found)
         return found if has_measured else lengthen(call, found)
-
-    def _from_elsewhere(
-        self, call: Call, query: LatencyQuery, transfer: TransferModel, design: Design
-    ) -> LatencyColumns:
-        """Return what devices of other chips show of the engine and what is typical."""
-        spec, target, wanted = call.spec, call.target, Wanted.of(query, call.table)
-        typical = from_transfer(transfer, spec, target.device, design)
-        relatives = find_relatives(self._models, spec, target, wanted)
-        if not relatives:
-            return typical
-        shown = []
-        for source in relatives:
-            there = build_design(spec, call.columns, source.target)
-            found = self._from_source(replace(call, target=source.target), query, source, there)
-            is_covered = np.isin(found.provenance, _COVERED)
-            moved_log = np.where(is_covered, np.log(found.latency_us / there.base_us), np.nan)
-            apart = apart_log(target.device, source.target.device)
-            shown.append(Shown(apart, moved_log, self._law(source).log_ratio(design)))
-        bases = "; ".join(source.choice.basis for source in relatives)
-        return combine(typical, design, shown, f"{bases}, moved by data sheets; {typical.basis}")
-
-    def _law(self, source: Source) -> DeviceLaw:
-        name, laws = source.choice.head.content_hash, self._models.laws
-        if name not in laws:
-            laws[name] = fit_series_law(source.choice.model.series)
-        return laws[name]
 
     def _answer_collective(
         self, call: Call, query: LatencyQuery, own: Source | None, design: Design
@@ -241,11 +213,14 @@ class Estimator:
         return self._linked(query).complete(call, Wanted.of(query, table), own, found)
 
     def _linked(self, query: LatencyQuery) -> LinkedCollectives:
+        return LinkedCollectives(self._models, self._asking(query))
+
+    def _asking(self, query: LatencyQuery) -> Answer:
         def answer(call: Call, source: Source) -> LatencyColumns:
             design = build_design(call.spec, call.columns, call.target)
             return self._from_source(call, query, source, design)
 
-        return LinkedCollectives(self._models, answer)
+        return answer
 
     def _from_sources(
         self, call: Call, query: LatencyQuery, sources: Sequence[Source], design: Design

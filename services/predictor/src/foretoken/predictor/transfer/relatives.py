@@ -19,11 +19,12 @@ from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.series import Series
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer.device_law import DeviceLaw, fit_device_law
+from foretoken.predictor.transfer.exponentials import hold_to_exponentials
 
 # Source of all that follows: GEMM, attention and experts under vLLM, SGLang and TensorRT-LLM in
 # BF16 and FP8, 86 tables, each estimated without its chip: an A100, an H100 with the H200, an L40S
 # and an RTX PRO 6000, of which no B200 was among the devices known. The mean error by operator was
-# 25, 23, 30 and 24 % with two chips, and is 44, 33, 40 and 31 % of what is typical; 77 of 86 tables
+# 25, 23, 30 and 24 % with two chips, and is 44, 33, 40 and 31 % of what is typical; 76 of 86 tables
 # gain.
 GROUPS = frozenset({"gemm", "attention", "moe"})
 MAX_RELATIVES = 2
@@ -70,7 +71,8 @@ def fit_series_law(series: Series) -> DeviceLaw:
     count = min(series.num_points, _MAX_LAW_ROWS)
     rows = np.random.default_rng(0).choice(series.num_points, count, replace=False)
     drawn = series.take(np.sort(rows))
-    design = drawn.design
+    target = series.key.target
+    design = hold_to_exponentials(series.key.spec, target.device, drawn.design)
     return fit_device_law(design, np.log(drawn.latency_us / design.base_us))
 
 

@@ -1,0 +1,61 @@
+"""Estimates of what nobody measured on a device or its chip, from other devices."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
+from foretoken.predictor.features import Design, build_design
+from foretoken.predictor.model_set import ModelSet, Wanted
+from foretoken.predictor.query_columns import Call
+from foretoken.predictor.source import Source, find_relatives
+from foretoken.predictor.transfer.device_law import DeviceLaw
+from foretoken.predictor.transfer.exponentials import hold_to_exponentials
+from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, fit_series_law
+from foretoken.predictor.typical import from_transfer
+
+# What a source answers to a call that stands on its device.
+Answer = Callable[[Call, Source], LatencyColumns]
+
+_COVERED = [member.value for member in Provenance if member.is_covered]
+
+
+class Elsewhere:
+    """Estimates from other devices of one set of models."""
+
+    def __init__(self, models: ModelSet, answer: Answer) -> None:
+        """Keep the models, and what queries one of their sources."""
+        self._models = models
+        self._answer = answer
+
+    def estimate(self, call: Call, wanted: Wanted, design: Design) -> LatencyColumns:
+        """Return what devices of other chips show of the engine and what is typical."""
+        spec, target = call.spec, call.target
+        transfer = self._models.transfer(spec, target.device, call.table.variant, target.dtype)
+        typical = from_transfer(transfer, spec, target.device, design)
+        relatives = find_relatives(self._models, spec, target, wanted)
+        if not relatives:
+            return typical
+        asked = hold_to_exponentials(spec, target.device, design)
+        shown = [self._show(call, source, asked) for source in relatives]
+        bases = "; ".join(source.choice.basis for source in relatives)
+        return combine(typical, asked, shown, f"{bases}, moved by data sheets; {typical.basis}")
+
+    def _show(self, call: Call, source: Source, asked: Design) -> Shown:
+        spec, device = call.spec, source.target.device
+        there = build_design(spec, call.columns, source.target)
+        there = hold_to_exponentials(spec, device, there)
+        found = self._answer(replace(call, target=source.target), source)
+        is_covered = np.isin(found.provenance, _COVERED)
+        return Shown(
+            apart_log(call.target.device, device),
+            np.where(is_covered, np.log(found.latency_us / there.base_us), np.nan),
+            self._law(source).log_ratio(asked),
+        )
+
+    def _law(self, source: Source) -> DeviceLaw:
+        name, laws = source.choice.head.content_hash, self._models.laws
+        if name not in laws:
+            laws[name] = fit_series_law(source.choice.model.series)
+        return laws[name]
