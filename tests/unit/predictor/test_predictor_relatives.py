@@ -23,7 +23,7 @@ from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.source import find_relatives
 from foretoken.predictor.trainer import train_series
-from foretoken.predictor.transfer.relatives import Shown, apart_log, combine
+from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, own_share_of
 
 Train = Callable[..., PredictorTrainingReport]
 MakePredictor = Callable[[Rows], PredictorService]
@@ -175,3 +175,27 @@ def test_caches_filled_in_equal_times_are_alike() -> None:
     assert 0.0 == apart_log(device, twice)
     slower = replace(device, memory_bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s / 2.0)
     assert np.log(2.0) == pytest.approx(apart_log(device, slower))
+
+
+def test_few_own_points_correct_what_other_chips_show(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """The engine goes from size to size as on another chip, and is a fifth slower."""
+    truth = gemm_rows(lambda dims: 1.2 * _rough(dims), device="h100_sxm", **_VLLM)
+    shown = gemm_rows(_rough, device="a100_sxm_80", **_VLLM)
+    own, asked = truth[::5], [row for place, row in enumerate(truth) if place % 5]
+    truth_us = np.array([row["latency_us_median"] for row in asked])
+    off = {}
+    for name, rows in {"alone": own, "joined": [*own, *shown]}.items():
+        service = make_predictor(rows)
+        train(service)
+        found = _ask(service, asked, "vllm 0.24.0")
+        off[name] = np.abs(np.log(found.latency_us / truth_us)).mean()
+        assert ("a100_sxm_80" in found.basis) is (name == "joined")
+    assert f"corrected by {len(own)} own points" in found.basis
+    assert off["joined"] < 0.95 * off["alone"]
+
+
+@pytest.mark.parametrize(("num_points", "share"), [(0, 0.7), (100, 0.85), (900, 0.97)])
+def test_the_more_own_points_the_less_relatives_count(num_points: int, share: float) -> None:
+    assert share == pytest.approx(own_share_of(num_points))

@@ -1,6 +1,6 @@
 """Estimates of what nobody measured on a device or its chip, from other devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,12 +29,15 @@ class Elsewhere:
         self._models = models
         self._answer = answer
 
-    def estimate(self, call: Call, wanted: Wanted, design: Design) -> LatencyColumns:
-        """Return what devices of other chips show of the engine and what is typical."""
+    def relatives(self, call: Call, wanted: Wanted) -> Sequence[Source]:
+        """Return the sources on other chips that have a say."""
+        return find_relatives(self._models, call.spec, call.target, wanted)
+
+    def estimate(self, call: Call, relatives: Sequence[Source], design: Design) -> LatencyColumns:
+        """Return what relatives show of the engine and what is typical."""
         spec, target = call.spec, call.target
         transfer = self._models.transfer(spec, target.device, call.table.variant, target.dtype)
         typical = from_transfer(transfer, spec, target.device, design)
-        relatives = find_relatives(self._models, spec, target, wanted)
         if not relatives:
             return typical
         asked = hold_to_exponentials(spec, target.device, design)

@@ -1,6 +1,6 @@
 """Answer a query: the measurement where there is one, the model around it, the roofline beyond."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,11 +39,11 @@ from foretoken.predictor.source import (
     choose_correction,
     find_source,
     find_sources,
+    may_join,
     target_inside_node,
     target_linked_alike,
 )
 from foretoken.predictor.sustained import sustain
-from foretoken.predictor.transfer import TransferModel
 from foretoken.predictor.transfer.links import choose_rows
 from foretoken.predictor.transfer.messages import complete_sizes
 from foretoken.predictor.transfer.own_points import (
@@ -52,9 +52,10 @@ from foretoken.predictor.transfer.own_points import (
     mix_answers,
     own_share,
 )
+from foretoken.predictor.transfer.relatives import own_share_of
 from foretoken.predictor.transfer.row_band import hold_to_memory
 from foretoken.predictor.transfer.siblings import move_to_sibling
-from foretoken.predictor.typical import from_transfer, pack
+from foretoken.predictor.typical import from_transfer, limit_doubt, pack
 
 # How far apart two measurements of one point lie where a series cannot tell for itself, and the
 # least that is ever claimed. Source: 90th percentile of repeated points, 1.4 to 3.4 %.
@@ -194,7 +195,9 @@ class Estimator:
         transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
         has_measured = transfer.support.has_measured(spec)
         found = None if has_measured else self._from_proxy(call, query)
-        found = found or Elsewhere(self._models, self._asking(query)).estimate(call, wanted, design)
+        if found is None:
+            elsewhere = self._elsewhere(query)
+            found = elsewhere.estimate(call, elsewhere.relatives(call, wanted), design)
         if has_measured and is_chain(table):
             return found
         found = hold_to_memory(spec, target.device, design, found)
@@ -215,6 +218,9 @@ class Estimator:
     def _linked(self, query: LatencyQuery) -> LinkedCollectives:
         return LinkedCollectives(self._models, self._asking(query))
 
+    def _elsewhere(self, query: LatencyQuery) -> Elsewhere:
+        return Elsewhere(self._models, self._asking(query))
+
     def _asking(self, query: LatencyQuery) -> Answer:
         def answer(call: Call, source: Source) -> LatencyColumns:
             design = build_design(call.spec, call.columns, call.target)
@@ -228,30 +234,55 @@ class Estimator:
         """Return what the surest source says; few points of the device's own correct another's."""
         pair = choose_correction(sources, call.target)
         if pair is None:
-            return self._from_source(call, query, sources[0], design)
+            return self._join_relatives(call, query, sources[0], design)
         own, reference = pair
+
+        def refer(call: Call, design: Design) -> LatencyColumns:
+            return self._from_source(call, query, reference, design)
+
         answered = self._from_source(call, query, own, design)
-        found = self._from_source(call, query, reference, design)
-        correction = self._correction(call, query, own, reference)
+        correction = self._correction(call, query, own, reference.identity, refer)
         report = own.choice.model.report
         own_error = report.held_out_mape_ratio if report.num_held_out else np.inf
         share = own_share(own_error, correction.error_ratio)
-        return mix_answers(answered, correction.apply(found, design.axes), share)
+        return mix_answers(answered, correction.apply(refer(call, design), design.axes), share)
+
+    def _join_relatives(
+        self, call: Call, query: LatencyQuery, own: Source, design: Design
+    ) -> LatencyColumns:
+        """Return what a source says, of few own points with what they make of other chips'."""
+        answered = self._from_source(call, query, own, design)
+        elsewhere, wanted = self._elsewhere(query), Wanted.of(query, call.table)
+        relatives = elsewhere.relatives(call, wanted) if may_join(own, call.target) else ()
+        if not relatives:
+            return answered
+
+        def refer(call: Call, design: Design) -> LatencyColumns:
+            return elsewhere.estimate(call, relatives, design)
+
+        identity = tuple(source.identity for source in relatives)
+        correction = self._correction(call, query, own, identity, refer)
+        found = correction.apply(refer(call, design), design.axes)
+        return mix_answers(answered, found, own_share_of(own.choice.head.num_points))
 
     def _correction(
-        self, call: Call, query: LatencyQuery, own: Source, reference: Source
+        self,
+        call: Call,
+        query: LatencyQuery,
+        own: Source,
+        identity: tuple[Hashable, ...],
+        refer: Callable[[Call, Design], LatencyColumns],
     ) -> OwnCorrection:
         """Return by how much a reference is off at own points, learned once for a way to ask."""
         series = own.choice.model.series
         # What the reference answers depends on these as well.
         asked = query.prefer_measured, query.framework, call.table.variant
-        key = (own.choice.head.content_hash, *reference.identity, *asked)
+        key = (own.choice.head.content_hash, *identity, *asked)
         found = self._models.corrections.get(key)
         if found is None:
             columns = series.columns
             points = build_design(call.spec, columns, call.target)
-            at_points = replace(call, columns=columns)
-            answered = self._from_source(at_points, query, reference, points)
+            answered = refer(replace(call, columns=columns), points)
             found = learn_correction(answered, series.latency_us, points.axes)
             self._models.corrections[key] = found
         return found
@@ -280,7 +311,7 @@ class Estimator:
             answer = self._from_series(other, measured, weight)
             answered = _take_surer(answered, answer, is_open, is_unlike & ~is_other_unlike)
             is_unlike &= is_other_unlike
-        found = lengthen(call, _limit_doubt(answered, transfer), source.choice.head.key.variant)
+        found = lengthen(call, limit_doubt(answered, transfer), source.choice.head.key.variant)
         return found if is_own else move_to_sibling(found, measured.base_us, design.base_us)
 
     def _complete(self, call: Call, query: LatencyQuery, found: LatencyColumns) -> LatencyColumns:
@@ -457,19 +488,3 @@ def _take_surer(
     is_surer = other.high_us * found.low_us < found.high_us * other.low_us
     takes_other = is_open & (is_surer | is_other_like)
     return choose_rows(~takes_other, found, other, ("nearest to what was asked", "surer"))
-
-
-def _limit_doubt(estimates: LatencyColumns, transfer: TransferModel) -> LatencyColumns:
-    """Return the estimates with extrapolated bounds no wider than transferred ones are.
-
-    Uncertainty grows with the distance to the nearest measurement, but whoever knows measurements
-    is not less sure than one who knows none.
-    """
-    is_beyond = estimates.provenance == Provenance.EXTRAPOLATED.value
-    low_us = estimates.latency_us * np.exp(transfer.low_log)
-    high_us = estimates.latency_us * np.exp(transfer.high_log)
-    return replace(
-        estimates,
-        low_us=np.where(is_beyond, np.maximum(estimates.low_us, low_us), estimates.low_us),
-        high_us=np.where(is_beyond, np.minimum(estimates.high_us, high_us), estimates.high_us),
-    )

@@ -163,6 +163,12 @@ def _ran_the_very(choice: Choice) -> bool:
     return not choice.is_other_code and choice.software < Relation.LIBRARY
 
 
+def may_join(source: Source, asked: Target) -> bool:
+    """Tell whether own points are too few to answer without what other chips show."""
+    has_room = source.choice.software < Relation.LIBRARY and not source.is_sure
+    return _may_correct(source, asked) and has_room
+
+
 def choose_correction(sources: Sequence[Source], asked: Target) -> tuple[Source, Source] | None:
     """Return the source of own points that correct another's answers, and that other; or None.
 

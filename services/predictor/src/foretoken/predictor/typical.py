@@ -41,3 +41,19 @@ def pack(
         nearest_us=np.zeros(len(latency_us)),
         nearest_octaves=np.full(len(latency_us), np.inf),
     )
+
+
+def limit_doubt(estimates: LatencyColumns, transfer: TransferModel) -> LatencyColumns:
+    """Return the estimates with extrapolated bounds no wider than transferred ones are.
+
+    Uncertainty grows with the distance to the nearest measurement, but whoever knows measurements
+    is not less sure than one who knows none.
+    """
+    is_beyond = estimates.provenance == Provenance.EXTRAPOLATED.value
+    low_us = estimates.latency_us * np.exp(transfer.low_log)
+    high_us = estimates.latency_us * np.exp(transfer.high_log)
+    return replace(
+        estimates,
+        low_us=np.where(is_beyond, np.maximum(estimates.low_us, low_us), estimates.low_us),
+        high_us=np.where(is_beyond, np.minimum(estimates.high_us, high_us), estimates.high_us),
+    )
