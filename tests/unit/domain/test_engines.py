@@ -292,3 +292,16 @@ def test_every_profile_of_a_software_says_when_it_came_out() -> None:
 
 def _first(versions: str) -> tuple[int, ...]:
     return tuple(map(int, versions.partition("-")[0].split(".")))
+
+
+def test_a_host_that_takes_longer_takes_longer_for_all_but_what_is_set() -> None:
+    """Of Grace it is the device's file that says how much."""
+    plain = EngineSpec(profile="sglang-0.5").resolve()
+    rules = {"host_time_ratio": "2", "launch_us": "50"}
+    slow = EngineSpec(profile="sglang-0.5", rules=rules).resolve(find_device("h200_sxm"))
+    assert (50, 2 * plain.frontend_ms) == (slow.launch_us, slow.frontend_ms)
+    assert {kind: 2 * us for kind, us in plain.compile_us.items()} == slow.compile_us
+    on_x86 = EngineSpec(profile="sglang-0.5").resolve(find_device("b200"))
+    assert plain.launch_us == on_x86.launch_us
+    grace = EngineSpec(profile="trtllm-1.3").resolve(find_device("gb200"))
+    assert pytest.approx(197.4 / 181.7, rel=0.01) == grace.launch_us / 43.7

@@ -10,6 +10,7 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.engine_capability import EngineCapabilities
+from foretoken.domain.frameworks.host_time import HOST_TIMES, scale_host_times
 from foretoken.domain.frameworks.kv_tier import KvTier, read_tiers
 from foretoken.domain.frameworks.profile_folder import load_profiles
 from foretoken.domain.hardware.device import DeviceSpec
@@ -125,7 +126,8 @@ class EngineProfile:
     model has. A server in front of the engine tokenizes one prompt after the other,
     `frontend_us_per_token` for each token, and hands them over to the executor one after the other,
     `executor_us_per_token`; `frontend_ms` more of a request keep no other waiting (0: the engine is
-    called in process).
+    called in process). All of these last `host_time_ratio` times as long as the profile says (0: as
+    on the hosts of the device), but for what a scenario sets itself.
 
     Memory: the engine takes `memory_utilization_ratio` of the device (`memory_rule`
     `utilization`: for everything; `static`: for weights and KV cache, the rest is for activations
@@ -195,6 +197,7 @@ class EngineProfile:
     frontend_ms: float = 0.0
     frontend_us_per_token: float = 0.0
     executor_us_per_token: float = 0.0
+    host_time_ratio: float = 0.0
     memory_rule: str = "utilization"
     memory_utilization_ratio: float = 0.9
     reserved_bytes: int = 0
@@ -286,16 +289,9 @@ _NOT_NEGATIVE = (
     "max_decode_run",
     "watermark_ratio",
     "window_tokens_ratio",
-    "host_us",
-    "host_us_per_seq",
-    "output_us",
-    "output_us_per_seq",
-    "launch_us",
-    "piece_us",
+    *HOST_TIMES,
     "launch_spread_ratio",
-    "frontend_ms",
-    "frontend_us_per_token",
-    "executor_us_per_token",
+    "host_time_ratio",
     "graph_tokens_per_seq",
     "reserved_bytes",
     "collective_bytes",
@@ -368,6 +364,10 @@ class EngineSpec:
                 raise InvalidRequestError.of_field(f"engine.rules.{name}", problem)
             changes[name] = parse_yaml_value(text, f"engine.rules.{name}")
         resolved = _change(profile, changes, "engine.rules")
+        ratio = resolved.host_time_ratio or (device.host_time_ratio if device else 1.0)
+        if ratio != 1:
+            times = {item.name: getattr(resolved, item.name) for item in fields(resolved)}
+            resolved = replace(resolved, **scale_host_times(times, ratio, self.rules))
         if resolved.decode_context_parallel > 1:
             block_size = resolved.block_size * resolved.decode_context_parallel
             resolved = replace(resolved, block_size=block_size)

@@ -20,7 +20,8 @@ class DeviceSpec:
     `launch_latency_us` is the shortest time a kernel takes on the device, the floor of any latency.
     `throttled_from_ratio` is, per dtype, the share of the peak from which on power slows what runs
     for long (see `hardware/sustained.py`; empty: not known). `sustained_flops_ratio` is the share
-    that nothing exceeds for long, where a document says so (0: none does).
+    that nothing exceeds for long, where a document says so (0: none does). Processors of its hosts
+    take `host_time_ratio` times as long as the x86 ones that most engines' hosts were measured on.
     `vendor_names` are the names drivers and other tools print for it.
     """
 
@@ -38,6 +39,7 @@ class DeviceSpec:
     launch_latency_us: float
     sustained_flops_ratio: float = 0.0
     throttled_from_ratio: Mapping[DType, float] = field(default_factory=dict)
+    host_time_ratio: float = 1.0
     vendor_names: tuple[str, ...] = ()
 
     def peak_flops(self, dtype: DType) -> float:

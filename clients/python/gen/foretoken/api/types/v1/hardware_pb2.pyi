@@ -78,6 +78,7 @@ class DeviceSpec(_message.Message):
     LAUNCH_LATENCY_US_FIELD_NUMBER: _builtins.int
     SUSTAINED_FLOPS_RATIO_FIELD_NUMBER: _builtins.int
     THROTTLED_FROM_RATIO_FIELD_NUMBER: _builtins.int
+    HOST_TIME_RATIO_FIELD_NUMBER: _builtins.int
     VENDOR_NAMES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the device ("h200_sxm"). Empty: an error."""
@@ -103,6 +104,10 @@ class DeviceSpec(_message.Message):
     """Shortest time a kernel takes on the device in µs. 0: none."""
     sustained_flops_ratio: _builtins.float
     """Share of the peak that large matrix products keep up over a training step. 0: not known."""
+    host_time_ratio: _builtins.float
+    """Of what an engine's host takes, how many times longer it is on the hosts of this device than on
+    the x86 ones where most was measured. Unset: 1.
+    """
     @_builtins.property
     def peak_flops_per_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Dense FLOP per s by dtype in lower case ("bf16"). Empty: none known."""
@@ -132,13 +137,16 @@ class DeviceSpec(_message.Message):
         launch_latency_us: _builtins.float = ...,
         sustained_flops_ratio: _builtins.float = ...,
         throttled_from_ratio: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        host_time_ratio: _builtins.float | None = ...,
         vendor_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_host_time_ratio", b"_host_time_ratio", "host_time_ratio", b"host_time_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "clock_hz", b"clock_hz", "description", b"description", "kind", b"kind", "l2_cache_bytes", b"l2_cache_bytes", "launch_latency_us", b"launch_latency_us", "memory_bandwidth_bytes_per_s", b"memory_bandwidth_bytes_per_s", "memory_bytes", b"memory_bytes", "name", b"name", "peak_flops_per_s", b"peak_flops_per_s", "sm_count", b"sm_count", "sustained_flops_ratio", b"sustained_flops_ratio", "tdp_w", b"tdp_w", "throttled_from_ratio", b"throttled_from_ratio", "vendor_names", b"vendor_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_time_ratio", b"_host_time_ratio", "architecture", b"architecture", "clock_hz", b"clock_hz", "description", b"description", "host_time_ratio", b"host_time_ratio", "kind", b"kind", "l2_cache_bytes", b"l2_cache_bytes", "launch_latency_us", b"launch_latency_us", "memory_bandwidth_bytes_per_s", b"memory_bandwidth_bytes_per_s", "memory_bytes", b"memory_bytes", "name", b"name", "peak_flops_per_s", b"peak_flops_per_s", "sm_count", b"sm_count", "sustained_flops_ratio", b"sustained_flops_ratio", "tdp_w", b"tdp_w", "throttled_from_ratio", b"throttled_from_ratio", "vendor_names", b"vendor_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__host_time_ratio: _TypeAlias = _typing.Literal["host_time_ratio"]  # noqa: Y015
+    _WhichOneofArgType__host_time_ratio: _TypeAlias = _typing.Literal["_host_time_ratio", b"_host_time_ratio"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__host_time_ratio) -> _WhichOneofReturnType__host_time_ratio | None: ...
 
 Global___DeviceSpec: _TypeAlias = DeviceSpec  # noqa: Y015
 

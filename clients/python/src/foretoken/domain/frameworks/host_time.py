@@ -1,0 +1,27 @@
+"""What an engine's host takes, moved from the processors that it was measured on to others."""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+# The rules of an engine that are times of its host, one number each.
+HOST_TIMES = (
+    "host_us",
+    "host_us_per_seq",
+    "output_us",
+    "output_us_per_seq",
+    "launch_us",
+    "piece_us",
+    "frontend_ms",
+    "frontend_us_per_token",
+    "executor_us_per_token",
+)
+
+
+def scale_host_times(
+    rules: Mapping[str, Any], ratio: float, kept: Container[str]
+) -> dict[str, Any]:
+    """Return an engine's host times, `ratio` times as long; those `kept` are as they are."""
+    scaled = {name: ratio * rules[name] for name in HOST_TIMES if name not in kept}
+    if "compile_us" not in kept:
+        scaled["compile_us"] = {kind: ratio * us for kind, us in rules["compile_us"].items()}
+    return scaled
