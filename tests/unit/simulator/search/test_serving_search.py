@@ -233,10 +233,7 @@ def test_prices_rank_by_cost() -> None:
 
 
 def test_what_was_answered_is_not_asked_again() -> None:
-    """A second search of the same engines queries its best alone, which is not simulated.
-
-    Each time that is once for bursts, and once for what power slows.
-    """
+    """A second search queries its best alone, each time for bursts and for what power slows."""
     predictor = _Roofline()
     search = _search(predictor)
     search.run(_request(), InlineContext())
