@@ -265,6 +265,9 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
         "moment_dtype": "bf16",
         "fuses_rope": "false",
         "router": "unfused",
+        # The same recipe collects garbage every five steps (manual_gc_interval), 175 ms each by
+        # host_time_of_collection.py.
+        "step_gap_us": "35000",
     },
     # foundation-model-stack/foundation-model-stack, fms/modules/layernorm.py and positions.py
     # (norms and rotation operator by operator in fp32, not compiled); foundation-model-stack/

@@ -13,9 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from foretoken.domain.frameworks.trainer import TrainerProfile
+from foretoken.domain.measurements.training_truth import TrainingCalibration
 from foretoken.simulator.grid import Floats
 from foretoken.simulator.steps.chunks import NEVER, LastPass, gather_during, reduce_early
 from foretoken.simulator.steps.pipelines.events import Time
+
+
+def host_gap_us(trainer: TrainerProfile, calibration: TrainingCalibration | None) -> float:
+    """Return what a step costs on the host besides its launches, as a user's runs correct it."""
+    return trainer.step_gap_us + (calibration.step_gap_us if calibration else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from foretoken.simulator.steps.pipelines.schedule import (
 )
 from foretoken.simulator.steps.program import Column, Duration
 from foretoken.simulator.steps.stage_operators import StepOperators
-from foretoken.simulator.steps.step_end import RankEnd, RankWork, StepEnd
+from foretoken.simulator.steps.step_end import RankEnd, RankWork, StepEnd, host_gap_us
 from foretoken.simulator.training.chunk_timing import (
     TimedChunk,
     TimingRules,
@@ -192,9 +192,7 @@ class StepComposition:
             for ahead, kind, back in self._pairs
         }
         run = self._pipeline.run(_pipeline_times(passes, pairs_us))
-        gap_us = columns.calibrated(
-            trainer.step_gap_us + calibration.step_gap_us, trainer.step_gap_us
-        )
+        gap_us = columns.calibrated(host_gap_us(trainer, calibration), host_gap_us(trainer, None))
         done = RunPipeline(
             operators=self.operators, passes=passes, run=run, pass_counts=self.pass_counts
         )

@@ -32,6 +32,7 @@ from foretoken.simulator.steps.composition import (
 )
 from foretoken.simulator.steps.passes import PassTime
 from foretoken.simulator.steps.pipelines.schedule import PipelineSchedule, find_schedule
+from foretoken.simulator.steps.step_end import host_gap_us
 
 _WAITED = ("", "")
 
@@ -193,7 +194,6 @@ class _Composer:
         """Return what steps are made of."""
         work, group = self.work, self.group
         trainer = work.space.scenario.trainer.resolve()
-        calibration = work.space.scenario.calibration or TrainingCalibration()
         num_stages = len(group.ranks)
         ahead, back = work.sends(group.rows)
         count = work.points[int(group.rows[0])].num_micro_batches
@@ -214,7 +214,7 @@ class _Composer:
             hides=trainer.overlaps_gradient_reduction & ~work.strategies.is_once[group.rows],
             gathers_early=np.full(len(group.rows), trainer.overlaps_parameter_gather),
             trainer=trainer,
-            step_gap_us=trainer.step_gap_us + calibration.step_gap_us,
+            step_gap_us=host_gap_us(trainer, work.space.scenario.calibration),
         )
 
     def _rank(self, rank: int) -> RankTotals:

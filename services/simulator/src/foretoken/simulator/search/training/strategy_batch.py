@@ -34,6 +34,7 @@ from foretoken.simulator.steps.composition import (
 )
 from foretoken.simulator.steps.pipelines.schedule import PipelineSchedule, find_schedule
 from foretoken.simulator.steps.row_numbers import number_rows
+from foretoken.simulator.steps.step_end import host_gap_us
 from foretoken.simulator.steps.strategies import Strategies
 from foretoken.simulator.training.efficiency import count_step_flops, peak_flops_per_s
 
@@ -169,7 +170,6 @@ class PricedBatch:
                 gather_us=gather,
             )
         trainer = work.trainers[0]
-        calibration = work.strategies.base.calibration or TrainingCalibration()
         return StepParts(
             schedule=group.schedule.name,
             chunks_of_rank=cut.places.chunks_of_rank,
@@ -182,7 +182,7 @@ class PricedBatch:
             hides=hides,
             gathers_early=work.gathers_early[rows],
             trainer=trainer,
-            step_gap_us=trainer.step_gap_us + calibration.step_gap_us,
+            step_gap_us=host_gap_us(trainer, work.strategies.base.calibration),
         )
 
     def _sends(self, written: _WrittenGroup, some: Ints) -> list[Sends]:
