@@ -117,6 +117,18 @@ def test_key_heads_are_repeated_where_there_are_fewer_than_ranks() -> None:
     )
 
 
+def test_ranks_sum_the_squares_that_a_norm_over_all_heads_divides_by() -> None:
+    """Once for queries and keys, in fp32; a norm of each head alone needs no other rank."""
+    minimax, qwen = (find_model(name) for name in ("minimax-m2.5", "qwen3-32b"))
+    nodes = _by_role(lower_rank(_BATCH, _SERVING, _rank(minimax, tp=2)))
+    reduction = nodes["q_norm_of_all_all_reduce"]
+    expected = {"message_bytes": 4096 * 2 * 4, "devices_per_node": 2, "num_nodes": 1}
+    assert (expected, 62) == (reduction.dims, reduction.repeat)
+    alone = lower_rank(_BATCH, _SERVING, _rank(minimax))
+    by_head = lower_rank(_BATCH, _SERVING, _rank(qwen, tp=2))
+    assert not [node for node in (*alone, *by_head) if "norm_of_all_all_reduce" in node.role]
+
+
 def test_logits_are_gathered_for_sampling_and_stay_split_for_a_loss() -> None:
     serving = _by_role(lower_rank(_BATCH, _SERVING, _rank(tp=2)))
     assert 4096 * 32000 * 2 == serving["lm_head_all_gather"].dims["message_bytes"]

@@ -137,6 +137,11 @@ def _split(node: OperatorNode, rank: RankContext, has_loss: bool) -> Iterator[Op
         width = node.dims.get("n", node.dims.get("hidden", rank.model.hidden))
         message_bytes = node.written_dtype.bytes_of(rows * width)
         yield _collective(node, rank, "all_reduce", message_bytes)
+    elif node.role == "q_norm_of_all":
+        # The squares of queries and of keys, per token in fp32.
+        # Source: vLLM 0.18, layers/mamba/linear_attn.py (MiniMaxText01RMSNormTP.forward_qk).
+        reduction = _collective(node, rank, "all_reduce", DType.FP32.bytes_of(2 * rows))
+        yield dataclasses.replace(reduction, dtype=DType.FP32)
     elif node.role == "loss":
         # The largest logit, the label's and the sum of exponents, per token in fp32.
         # Source: Megatron-LM, vocab_parallel_cross_entropy.
