@@ -430,8 +430,8 @@ def _count_untrue(path: Path) -> int:
         return sum(row == {"framework": "TRTLLM", "gemm_dtype": "nvfp4"} for row in rows)
     if path.stem != "moe_perf":
         return 0
-    kernels = parquet.read_table(path, columns=["kernel_source"])["kernel_source"]
-    return kernels.to_pylist().count("vllm_marlin_int4_moe")
+    kernels = parquet.read_table(path, columns=["kernel_source"])["kernel_source"].to_pylist()
+    return sum(map(kernels.count, ("vllm_marlin_int4_moe", "vllm_flashinfer_trtllm_moe_fp4")))
 
 
 def _num_tables_without_operator(notes: Iterable[str]) -> Counter[str]:

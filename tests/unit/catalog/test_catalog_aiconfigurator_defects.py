@@ -102,6 +102,11 @@ def test_an_unknown_device_says_how_to_add_it(tmp_path: Path) -> None:
             "kernel 'vllm_marlin_int4_moe' is not the one it names",
         ),
         (
+            "moe_perf",
+            {**MOE, "moe_dtype": "nvfp4", "kernel_source": "vllm_flashinfer_trtllm_moe_fp4"},
+            "kernel 'vllm_flashinfer_trtllm_moe_fp4' was timed without the tuning",
+        ),
+        (
             "gemm_perf",
             {**GEMM, "gemm_dtype": "nvfp4", "framework": "TRTLLM"},
             "products in NVFP4 were timed without the tuning that TensorRT-LLM serves with",
