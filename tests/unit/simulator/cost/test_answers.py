@@ -223,6 +223,50 @@ def test_vllm_also_goes_through_the_pairs_of_other_ranks() -> None:
     assert _tables(scenario, experts).shared[0, 0, 512] == pytest.approx(expected)
 
 
+_MARLIN_MXFP4 = "vllm_compressedtensorsw4a4mxfp4moe_marlin_marlinexperts_situ_as_silu"
+_MARLIN_INT4 = "vllm_compressedtensorswna16marlinmoe_marlin_marlinexperts"
+
+
+@pytest.mark.parametrize(
+    ("provenance", "int4_high_us", "expected_us"),
+    [
+        # Both are as sure: 100 and 25 us.
+        (Provenance.EXTRAPOLATED, 50.0, 50.0),
+        # The second's interval is twice as wide in log units: a fifth of the way.
+        (Provenance.EXTRAPOLATED, 25.0 * 2.0**3, 100.0 * 0.25**0.2),
+        (Provenance.INTERPOLATED, 50.0, 100.0),
+    ],
+)
+def test_marlin_experts_of_a_layer_nobody_timed_are_between_the_formats_of_4_bit(
+    provenance: Provenance, int4_high_us: float, expected_us: float
+) -> None:
+    kernels = {"moe_experts": _MARLIN_MXFP4}
+    scenario = _one_layer("gpt-oss-120b", kernels=kernels, quantization="w4a16_mxfp4")
+    spec = surface_spec(scenario, 4096)
+    form = SurfaceForm(spec, replica_ranks(spec))
+    questions = form.questions()
+
+    def answer(table: OperatorTable) -> LatencyColumns:
+        is_int4 = table.kernel == _MARLIN_INT4
+        if is_int4:
+            assert "quant=int4_wo" in table.variant
+        us = 25.0 if is_int4 else 100.0
+        counts = np.ones(table.num_rows) * (table.kernel in (_MARLIN_MXFP4, _MARLIN_INT4))
+        return LatencyColumns(
+            latency_us=us * counts,
+            low_us=0.5 * us * counts,
+            high_us=(int4_high_us if is_int4 else 2.0 * us) * counts,
+            provenance=np.full(
+                table.num_rows, (provenance if counts.any() else Provenance.ANALYTICAL).value
+            ),
+        )
+
+    tables = [answer(table) for table in questions.tables]
+    surfaces = form.surfaces(questions.match(tables), "fake")
+    place = surfaces.groups.index("moe")
+    assert surfaces.tokens.values[0, place] == pytest.approx(expected_us)
+
+
 @pytest.mark.parametrize(
     ("profile", "kernel", "hidden", "intermediate"),
     [

@@ -31,6 +31,7 @@ from foretoken.simulator.cost.answer import (
     is_measured_here,
     table_of_node,
 )
+from foretoken.simulator.cost.marlin_experts import in_other_formats, weigh
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.grid import Flags, Floats
 
@@ -89,6 +90,7 @@ class Substitute:
         self._is_vllm = spec.engine == "vllm"
         own = _OWN_ALL_REDUCE_KERNELS.get(spec.engine, "")
         self._experts: Sequence[OperatorTable] = ()
+        self._formats: Sequence[OperatorTable] = ()
         self._sums: Sequence[tuple[OperatorTable, Flags]] = ()
         self._scaled: Sequence[OperatorTable] = ()
         self._ungated: Sequence[OperatorTable] = ()
@@ -99,6 +101,7 @@ class Substitute:
             if _has_no_gates(spec.model):
                 self._ungated = _ungated_tables(self._plain)
             self._experts = (*self._ungated, self._plain, *_expert_tables(self._plain))
+            self._formats = in_other_formats(self._plain)
         elif node.operator == "gemm":
             self._scaled = _scaled_tables(self._plain, is_converted=_is_converted(node, spec))
         elif node.operator == "all_reduce" and own and not kernel:
@@ -107,7 +110,7 @@ class Substitute:
     def ask(self, questions: Questions) -> None:
         """Ask all ways."""
         sums = (table for table, _ in self._sums)
-        for table in (self._plain, *self._experts, *self._scaled, *sums):
+        for table in (self._plain, *self._experts, *self._formats, *self._scaled, *sums):
             questions.add(table)
 
     def answer(self, answers: Answers) -> LatencyColumns:
@@ -122,6 +125,8 @@ class Substitute:
             other = answers.of(table)
             if (np.asarray(other.provenance) == Provenance.EXTRAPOLATED.value).all():
                 return other
+        if self._formats:
+            answer = weigh(answer, [answers.of(table) for table in self._formats])
         if self._scaled and not is_measured_here(answer):
             answer = _without_scale(answer, *map(answers.of, self._scaled))
         for table, holds in self._sums:
