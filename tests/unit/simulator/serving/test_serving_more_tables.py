@@ -137,7 +137,7 @@ def test_no_table_makes_simulated_serving_much_worse(
     """With all tables answers on a device left out err at most a twentieth more than without one.
 
     Nor more than without all of a device. The truth is what the device's own tables say. It does
-    not hold of a B200, with no product of its chip known: the H200's make its answers a tenth worse.
+    not hold of a B200, with no product of its chip known: the H200's make it a tenth worse.
     """
     truth = _simulate(trained, held)
     others = {key: model for key, model in trained.items() if key.device != held}
