@@ -1,6 +1,6 @@
 """What devices of other chips show of an engine, where nobody measured the chip asked about."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +34,7 @@ _SIZES = (16, 256, 4096)
 _POINTS = np.array([(m, n, k) for m in _SIZES for n in _SIZES for k in _SIZES])
 
 
-def _rough(dims: dict[str, int]) -> float:
+def _rough(dims: Mapping[str, int]) -> float:
     """Return a slowdown that jumps from size to size, which no law tells."""
     return 1.5 + 0.8 * float(np.sin(7.0 * dims["m"] ** 0.5 + dims["n"] + 3 * dims["k"]))
 
