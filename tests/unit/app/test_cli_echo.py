@@ -13,7 +13,11 @@ from foretoken.app.cli.main import app
 
 Run = Callable[..., Result]
 
-_SERVING = "model: tiny-llama\ndevice: h200\nworkload: {rate_rps: 3, num_requests: 5}\n"
+# A step that waits for its host rests on no estimate for so long.
+_SERVING = (
+    "model: tiny-llama\ndevice: h200\nworkload: {rate_rps: 3, num_requests: 5}\n"
+    "engine: {rules: {piece_us: 0}}\n"
+)
 _TRAINING = "model: tiny-llama\ndevice: h200\nsequence_length: 128\nglobal_batch_size: 8\n"
 _SPACE = "--vary tp=1 --vary pp=1 --vary micro_batch_size=1 --finalists 1"
 # A command with a page, and what its question says.
