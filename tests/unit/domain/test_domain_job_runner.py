@@ -111,6 +111,15 @@ def test_an_unexpected_exception_fails_the_job_with_its_name(runner: JobRunner) 
         runner.result(job.job_id, _Answer)
 
 
+def test_a_job_for_which_there_is_no_memory_says_that_it_wants_too_much(runner: JobRunner) -> None:
+    def work(_: JobProgress) -> _Answer:
+        raise MemoryError("308 GiB")
+
+    job = _wait(runner, runner.create("train", work))
+    assert (JobState.FAILED, "INVALID_REQUEST") == (job.state, job.error_reason)
+    assert "more memory than there is" in job.error_message
+
+
 def test_the_error_of_an_unexpected_exception_is_no_other_kind(runner: JobRunner) -> None:
     """Least of all one of an unknown name, which a caller would take for its own mistake."""
     job = _wait(runner, runner.create("train", lambda _: 1 // 0))

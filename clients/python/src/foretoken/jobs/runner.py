@@ -21,6 +21,7 @@ from foretoken.domain.errors import (
     CancelledJobError,
     ForetokenError,
     InterruptedJobError,
+    InvalidRequestError,
     QueueFullError,
     QuotaError,
     ServiceUnavailableError,
@@ -407,6 +408,10 @@ class JobRunner(ReadsJobs):
             self._stop(job_id)
         except ForetokenError as err:
             self._finish(job_id, JobState.FAILED, err.reason, err.message)
+        except MemoryError as err:
+            _log.warning("job %s: %s", job_id, err)
+            problem = f"this takes more memory than there is; ask for less of it at once ({err})"
+            self._finish(job_id, JobState.FAILED, InvalidRequestError.reason, problem)
         except Exception as err:  # noqa: BLE001
             # The boundary of the thread: whatever a job raises must reach whoever watches it.
             _log.exception("job %s failed", job_id)

@@ -9,7 +9,7 @@ from foretoken.domain.alias import settle_devices
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.models.architecture import ModelArchitecture
-from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.layout import MOST_DEVICES, ParallelLayout
 
 # What a pool does with a request: all of it, its prompt up to the first token, or the rest; or the
 # images of its prompt before any of it.
@@ -83,7 +83,10 @@ class ReplicaPool:
             {
                 "name": (bool(self.name), "must be set"),
                 "role": (self.role in POOL_ROLES, f"must be one of {', '.join(POOL_ROLES)}"),
-                "num_replicas": (self.num_replicas >= 1, "must be at least 1"),
+                "num_replicas": (
+                    1 <= self.num_replicas <= MOST_DEVICES,
+                    f"must be from 1 to {MOST_DEVICES:,}",
+                ),
                 "device_usd_per_hour": (self.device_usd_per_hour >= 0, "must not be negative"),
                 "device_idle_w": (self.device_idle_w >= 0, "must not be negative"),
                 "device_busy_w": (

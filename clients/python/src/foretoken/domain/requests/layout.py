@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 
+# More than any cluster has; ranks are made one by one.
+MOST_DEVICES = 2**20
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelLayout:
@@ -23,7 +26,7 @@ class ParallelLayout:
     attention_dp: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse degrees below one."""
+        """Refuse degrees below one, and more devices than there are."""
         violations = [
             FieldViolation(axis, "a degree must be at least 1")
             for axis in ("tp", "pp", "dp", "cp", "ep")
@@ -31,6 +34,10 @@ class ParallelLayout:
         ]
         if violations:
             raise InvalidRequestError(f"layout: {violations[0].field} must be >= 1", violations)
+        most = max(self.num_devices, self.ep)
+        if most > MOST_DEVICES:
+            problem = f"has {most:,} devices, which may be {MOST_DEVICES:,} at most"
+            raise InvalidRequestError.of_field("layout", problem)
 
     def degree(self, axis: str) -> int:
         """Return the degree of an axis by name."""

@@ -23,6 +23,13 @@ from foretoken.domain.requests.workload import WorkloadSpec
 CONTEXT_PARALLELS = ("ring", "all_to_all", "hierarchical")
 # Latent attention to chosen tokens, a kind of layer.
 _SPARSE = "sparse_latent"
+# More than anybody trains on at once: every micro batch and chunk of layers takes some time here.
+_MOST_IN_TRAINING = {
+    "sequence_length": 2**31,
+    "micro_batch_size": 2**24,
+    "global_batch_size": 2**24,
+    "virtual_stages": 2**16,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,6 +300,13 @@ class TrainingScenario:
         """Put the model in place of its name, and the devices' own names in place of others."""
         settle_devices(self, "device", "stage_devices")
         settle_model(self)
+        InvalidRequestError.check(
+            "training",
+            {
+                name: (getattr(self, name) <= most, f"may be {most:,} at most")
+                for name, most in _MOST_IN_TRAINING.items()
+            },
+        )
 
     @property
     def num_micro_batches(self) -> int:

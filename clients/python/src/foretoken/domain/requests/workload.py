@@ -7,6 +7,9 @@ from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.requests.option import describe, option
 
+# What places of requests are counted in.
+_MOST_REQUESTS = 2**31 - 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthSpec:
@@ -190,7 +193,10 @@ class WorkloadSpec:
         """Refuse rates and counts that mean nothing."""
         checks: dict[str, tuple[bool, str]] = {
             "rate_rps": (self.rate_rps > 0, "must be positive"),
-            "num_requests": (self.num_requests >= 1, "must be at least 1"),
+            "num_requests": (
+                1 <= self.num_requests <= _MOST_REQUESTS,
+                f"must be from 1 to {_MOST_REQUESTS:,}",
+            ),
             "time_scale": (self.time_scale > 0, "must be positive"),
             "max_tokens_per_request": (
                 self.max_tokens_per_request >= 0,
