@@ -136,7 +136,7 @@ _SENT_ONCE = {"sends_tokens_once": "true", "nodes_per_token": "1", "dispatch_dty
     [
         {**_SENT_ONCE, "overlaps_expert_exchange": "true"},
         {**_SENT_ONCE, "overlaps_expert_exchange": "false"},
-        {"expert_call_us": "2000"},
+        {"expert_call_us": "2000", "expert_hook_us": "500"},
         {"launch_us": "100", "module_call_us": "200", "waits_for_counts": "true"},
     ],
 )

@@ -162,6 +162,19 @@ def test_experts_are_launched_one_by_one(dtype: DType, num_calls: int) -> None:
     assert 3 * (2 * 4 + num_calls * 2) == time.total_us[0]
 
 
+def test_each_gradient_of_an_experts_weight_has_a_hook() -> None:
+    """Where experts are launched one by one."""
+    rules = StreamRules(gap_us=np.zeros(1), launch_us=4, expert_call_us=2, expert_hook_us=3)
+    node = dataclasses.replace(
+        _node("experts_wgrad", "grouped_gemm_wgrad", 5, range(2)),
+        dims={"num_groups": 8, "time_us": 5},
+    )
+    inputs = dataclasses.replace(node, role="experts_dgrad", operator="grouped_gemm")
+    whole = dataclasses.replace(rules, expert_call_us=0.0)
+    found = [rules.submission_us(inputs), rules.submission_us(node), whole.submission_us(node)]
+    assert [4 + 8 * 2, 4 + 8 * (2 + 3), 4] == [float(np.ravel(us)[0]) for us in found]
+
+
 def test_a_module_is_called_once_in_either_pass() -> None:
     """But for the router's product, which has no such module."""
     rules = StreamRules(gap_us=np.zeros(1), launch_us=4, module_call_us=6)

@@ -177,7 +177,8 @@ class TrainerProfile:
     ones takes at least that of all of them,
     `module_call_us` more for a forward or backward pass of a matrix product's module, and
     `expert_call_us` more for each expert's product, and in 8 bit for what it converts, where
-    experts are multiplied call by call. With `waits_for_counts` it waits in forward passes for the
+    experts are multiplied call by call, whose weights' gradients each have a hook of
+    `expert_hook_us`. With `waits_for_counts` it waits in forward passes for the
     counts of tokens that experts get, before which it cannot launch their exchange. Where ZeRO 3
     exchanges lists of tensors, one entry a rank, the device waits `list_rank_us` for each weight
     and rank.
@@ -268,6 +269,7 @@ class TrainerProfile:
     launch_us: float = 0.0
     module_call_us: float = 0.0
     expert_call_us: float = 0.0
+    expert_hook_us: float = 0.0
     waits_for_counts: bool = False
     list_rank_us: float = 0.0
     overwrites_logits: bool = False
@@ -333,6 +335,7 @@ _LEAST = {
     "launch_us": 0,
     "module_call_us": 0,
     "expert_call_us": 0,
+    "expert_hook_us": 0,
     "list_rank_us": 0,
     "workspace_bytes": 0,
     "expert_workspace_bytes": 0,

@@ -22,6 +22,8 @@ Column = NDArray[np.float64]
 CommunicationKey = tuple[str, str]
 # Products of modules of their own, but for the router's, which is plain PyTorch.
 _PRODUCTS, _ROUTER = ("gemm", "grouped_gemm"), "moe_router"
+# The product of experts that ends in gradients of their weights.
+_EXPERT_GRADIENT = "grouped_gemm_wgrad"
 # The exchange that needs the counts of tokens on the host.
 _COUNTED = "moe_dispatch_all_to_all"
 # Kernels that an operator launches on average where `launch_us` was measured: 103 of 56 operators.
@@ -58,10 +60,10 @@ class StreamRules:
 
     The host leaves `gap_us` in each layer, and needs `launch_us` for each operator, of chains in
     proportion to their kernels, `module_call_us` more for a pass of a product's module, of experts
-    `expert_call_us` more for each call: where a
-    layer's kernels are shorter than that, it is as long as they take to launch. With
-    `waits_for_counts` it launches the exchange of tokens, and what follows, once the device has
-    done all before.
+    `expert_call_us` more for each call, and `expert_hook_us` for each gradient of an expert's
+    weight: where a layer's kernels are shorter than that, it is as long as they take to launch.
+    With `waits_for_counts` it launches the exchange of tokens, and what follows, once the device
+    has done all before.
     """
 
     gap_us: Column
@@ -69,6 +71,7 @@ class StreamRules:
     launch_us: Column | float = 0.0
     module_call_us: Column | float = 0.0
     expert_call_us: Column | float = 0.0
+    expert_hook_us: Column | float = 0.0
     waits_for_counts: bool = False
     # Tells how many calls an operator has, of one rank, or of each of the cases.
     count_calls: Callable[[OperatorNode], Column | int] = count_expert_calls
@@ -83,7 +86,8 @@ class StreamRules:
         num_launches = 1 if node.section is Section.LAYER else node.repeat
         calls_us: Column | float = _starts_module(node) * self.module_call_us
         if np.any(self.expert_call_us):
-            calls_us = calls_us + self.count_calls(node) * self.expert_call_us
+            hook_us = self.expert_hook_us * (node.operator == _EXPERT_GRADIENT)
+            calls_us = calls_us + self.count_calls(node) * (self.expert_call_us + hook_us)
         return num_launches * (_count_operators(node) * self.launch_us + calls_us)
 
     @property

@@ -63,6 +63,7 @@ class TimingRules:
             launch_us=host_us * self.trainer.launch_us,
             module_call_us=host_us * self.trainer.module_call_us,
             expert_call_us=host_us * self.trainer.expert_call_us,
+            expert_hook_us=host_us * self.trainer.expert_hook_us,
             waits_for_counts=is_timed and self.trainer.waits_for_counts,
         )
 

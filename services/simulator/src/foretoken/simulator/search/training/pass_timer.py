@@ -247,6 +247,7 @@ class _Family:
             launch_us=host_us * trainer.launch_us,
             module_call_us=host_us * trainer.module_call_us,
             expert_call_us=host_us * trainer.expert_call_us,
+            expert_hook_us=host_us * trainer.expert_hook_us,
             waits_for_counts=trainer.waits_for_counts,
             count_calls=lambda node: self._calls.get(id(node), 0),
         )
