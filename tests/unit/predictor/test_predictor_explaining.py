@@ -101,8 +101,8 @@ def test_nothing_measured_leaves_the_limits(make_predictor: MakePredictor) -> No
 
 
 def test_what_other_devices_say_is_a_part_too(make_predictor: MakePredictor, train: Train) -> None:
-    """A device with few points of its own."""
-    lent = gemm_rows(lambda dims: 1.0 + dims["m"] % 3, "a100_sxm_80", framework="vllm")
+    """A device with few points of its own, and another of another engine's."""
+    lent = gemm_rows(lambda dims: 1.0 + dims["m"] % 3, "a100_sxm_80", framework="sglang")
     own = gemm_rows(lambda dims: 2.0 + dims["m"] % 3, framework="vllm")[::5]
     service = make_predictor([*lent, *own])
     train(service)
