@@ -76,9 +76,9 @@ def _models(keys: Sequence[SeriesKey]) -> ModelSet:
     return ModelSet(version="v", series={it.key: train_series(it, config, 0) for it in times})
 
 
-def _relatives(keys: Sequence[SeriesKey], software: str = "vllm") -> list[str]:
-    asked = _key("b200")
-    wanted = Wanted(preferred=software)
+def _relatives(keys: Sequence[SeriesKey], device: str = "b200") -> list[str]:
+    asked = _key(device)
+    wanted = Wanted(preferred="vllm")
     found = find_relatives(_models(keys), asked.spec, asked.target, wanted)
     return [source.target.device.name for source in found]
 
@@ -96,6 +96,12 @@ def test_each_chip_has_one_say_and_the_most_alike_are_asked() -> None:
 )
 def test_who_ran_another_engine_or_format_has_no_say(stranger: SeriesKey) -> None:
     assert ["l40s"] == _relatives([stranger, _key("l40s")])
+
+
+def test_another_vendor_s_kernels_show_nothing() -> None:
+    keys = [_key("l40s"), _key("mi300x")]
+    assert ["l40s"] == _relatives(keys)
+    assert [] == _relatives(keys, "mi325x")
 
 
 @pytest.fixture

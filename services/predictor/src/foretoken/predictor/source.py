@@ -17,7 +17,7 @@ from foretoken.predictor.software import (
     software_doubt_log,
 )
 from foretoken.predictor.transfer.own_points import MIN_POINTS
-from foretoken.predictor.transfer.relatives import GROUPS, MAX_RELATIVES, apart_log
+from foretoken.predictor.transfer.relatives import GROUPS, MAX_RELATIVES, apart_log, may_show
 from foretoken.predictor.transfer.siblings import (
     SIBLING_DOUBT_LOG,
     find_linked_alike,
@@ -139,7 +139,7 @@ def find_relatives(
     software = parse_software(wanted.software or DEFAULT_SOFTWARE)
 
     def has_run(device: DeviceSpec) -> bool:
-        return device.kind == target.device.kind and any(
+        return may_show(device, target.device) and any(
             software.relate(name, spec.name)[0] < Relation.LIBRARY
             for layer in models.layers
             for name in layer.frameworks_of((spec.name, device.name))

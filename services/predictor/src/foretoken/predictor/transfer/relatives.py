@@ -27,6 +27,8 @@ from foretoken.predictor.transfer.exponentials import hold_to_exponentials
 # 25, 23, 30 and 24 % with two chips, and is 44, 33, 40 and 31 % of what is typical; 76 of 86 tables
 # gain.
 GROUPS = frozenset({"gemm", "attention", "moe"})
+# What they run of an engine are one vendor's kernels; other vendors' say nothing of them.
+_ARCHITECTURES = frozenset({"ampere", "ada", "hopper", "blackwell"})
 MAX_RELATIVES = 2
 # How far apart two devices' logarithms of the time that fills the last cache from memory are where
 # the weight of one is half of that of a device which is as far. Of bandwidth, peak, their ratios
@@ -62,6 +64,11 @@ class Shown:
     def weight(self) -> float:
         """How much it counts among others."""
         return 1.0 / (_LIKE_LOG**2 + self.apart_log**2)
+
+
+def may_show(device: DeviceSpec, other: DeviceSpec) -> bool:
+    """Tell whether kernels of one device are the like of another's."""
+    return {device.architecture, other.architecture} <= _ARCHITECTURES
 
 
 def apart_log(device: DeviceSpec, other: DeviceSpec) -> float:
