@@ -61,7 +61,7 @@ from foretoken.domain.models.architecture import (
 )
 from foretoken.domain.models.layer import LayerKind, LayerPart
 from foretoken.domain.requests import cluster, scenario, search, workload
-from foretoken.domain.requests.layout import ParallelLayout
+from foretoken.domain.requests.layout import MOST_DEVICES, ParallelLayout
 from foretoken.domain.requests.slo import Slo, SloClass
 from foretoken.domain.results import report, training_report
 from foretoken.domain.results.echo import Echo
@@ -219,7 +219,7 @@ _CLUSTER_RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (cluster.AutoscalingSpec, "cold_start_s"): NOT_NEGATIVE_FLOATS,
     (cluster.ReplicaPool, "name"): TEXT.filter(bool),
     (cluster.ReplicaPool, "role"): st.sampled_from(cluster.POOL_ROLES),
-    (cluster.ReplicaPool, "num_replicas"): POSITIVE,
+    (cluster.ReplicaPool, "num_replicas"): st.integers(1, MOST_DEVICES),
     (cluster.ReplicaPool, "device_usd_per_hour"): NOT_NEGATIVE_FLOATS,
     (cluster.ReplicaPool, "device_idle_w"): st.just(0.0),
     (cluster.ReplicaPool, "device_busy_w"): NOT_NEGATIVE_FLOATS,
@@ -336,7 +336,12 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (ModelArchitecture, "activation"): st.sampled_from(["silu", "gelu", "relu2"]),
     (ModelArchitecture, "norm"): st.sampled_from(["rms_norm", "layer_norm"]),
     (ModelArchitecture, "position"): st.sampled_from(["rope", "learned"]),
-    **{(ParallelLayout, axis): POSITIVE for axis in ("tp", "pp", "dp", "cp", "ep")},
+    **{(ParallelLayout, axis): st.integers(1, 16) for axis in ("tp", "pp", "dp", "cp")},
+    (ParallelLayout, "ep"): st.integers(1, MOST_DEVICES),
+    **{
+        (scenario.TrainingScenario, name): st.integers(-(2**63), 2**16)
+        for name in ("sequence_length", "micro_batch_size", "global_batch_size", "virtual_stages")
+    },
     **{(Slo, limit): st.floats(min_value=0.0, allow_nan=False) for limit in LIMITED},
     (Slo, "itl_percentile"): st.floats(0.0, 100.0),
     (correction.CorrectionRequest, "name"): TEXT.filter(bool),
@@ -397,7 +402,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     **_SEARCH_RULES,
     **TRAINING_RULES,
     (SloClass, "share_ratio"): st.floats(0.0, 1.0),
-    **{(engine.EngineSpec, name): NOT_NEGATIVE for name in _ENGINE_LIMITS},
+    **{(engine.EngineSpec, name): st.integers(0, 2**20) for name in _ENGINE_LIMITS},
     (engine.EngineSpec, "memory_utilization_ratio"): st.floats(0.0, 1.0),
     (engine.KvTier, "capacity_bytes"): POSITIVE,
     (engine.KvTier, "read_bytes_per_s"): POSITIVE_FLOATS,
@@ -428,7 +433,7 @@ _RULES: Mapping[tuple[type, str], st.SearchStrategy[Any]] = {
     (workload.WorkloadSpec, "window_start_s"): st.floats(0.0, 1e6),
     (workload.WorkloadSpec, "window_end_s"): st.just(0.0) | st.floats(1e7, 1e9),
     (workload.WorkloadSpec, "rate_rps"): POSITIVE_FLOATS,
-    (workload.WorkloadSpec, "num_requests"): POSITIVE,
+    (workload.WorkloadSpec, "num_requests"): st.integers(1, 2**31 - 1),
     (workload.WorkloadSpec, "time_scale"): POSITIVE_FLOATS,
     (workload.WorkloadSpec, "max_tokens_per_request"): NOT_NEGATIVE,
 }

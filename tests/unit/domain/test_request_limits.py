@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
+from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.requests.cluster import ReplicaPool
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
@@ -20,6 +21,8 @@ _HUGE = 2**62
         (lambda: ParallelLayout(tp=1024, pp=1024, dp=2), "layout"),
         (lambda: ParallelLayout(ep=_HUGE), "layout"),
         (lambda: ReplicaPool(name="a", num_replicas=_HUGE), "num_replicas"),
+        (lambda: EngineSpec(max_num_seqs=_HUGE), "max_num_seqs"),
+        (lambda: EngineSpec(num_kv_blocks=_HUGE), "num_kv_blocks"),
         (lambda: WorkloadSpec(num_requests=_HUGE), "num_requests"),
         *(
             (

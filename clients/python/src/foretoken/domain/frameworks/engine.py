@@ -308,6 +308,8 @@ _ALLOWED = {
     "graph_mode": ("none", "piecewise", "full", "full+piecewise"),
     "expert_exchange": EXPERT_EXCHANGES,
 }
+# What a scenario may set: requests have room each, tokens and blocks are counted in 32 bits.
+_MOST = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**31 - 1, "num_kv_blocks": 2**31 - 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,11 +338,16 @@ class EngineSpec:
     )
 
     def __post_init__(self) -> None:
-        """Refuse limits below zero."""
+        """Refuse limits below zero, and beyond what places are counted in."""
         violations = [
             FieldViolation(name, "must not be negative; 0 takes the profile's")
             for name in (*_LIMITS, "num_kv_blocks")
             if not getattr(self, name) >= 0
+        ]
+        violations += [
+            FieldViolation(name, f"may be {most:,} at most")
+            for name, most in _MOST.items()
+            if getattr(self, name) > most
         ]
         if violations:
             raise InvalidRequestError.of_violations(violations, "engine")
