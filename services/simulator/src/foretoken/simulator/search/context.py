@@ -62,7 +62,24 @@ class SearchContext(Protocol):
         """Show a finalist to whoever watches; once for each candidate, also after a restart."""
 
 
-class JobContext:
+class _Workers:
+    """What does the tasks of a search, and is counted."""
+
+    def __init__(self, executor: Executor, statistics: SimulatorStatistics) -> None:
+        self._executor = ObservedExecutor(executor, statistics.observe_search_task)
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks that `run` does at once."""
+        return self._executor.num_workers
+
+    @property
+    def worker_cpu_s(self) -> float:
+        """CPU time that other processes have spent for what `run` did."""
+        return self._executor.worker_cpu_s
+
+
+class JobContext(_Workers):
     """`SearchContext` of a job, whose finished items survive the process; a context manager.
 
     It logs how many items were kept from before and how many were done now.
@@ -76,7 +93,7 @@ class JobContext:
     ) -> None:
         """Take workers, a job, and what counts what they do."""
         self._statistics = statistics or SimulatorStatistics()
-        self._executor = ObservedExecutor(executor, self._statistics.observe_search_task)
+        super().__init__(executor, self._statistics)
         self._progress = progress
         self._journal = Journal(progress.kept_path(_JOURNAL))
         self._closing = ExitStack()
@@ -93,16 +110,6 @@ class JobContext:
             "search items job_id=%s kept=%d done=%d", self._progress.job_id, found, total - found
         )
         self._closing.close()
-
-    @property
-    def num_workers(self) -> int:
-        """Tasks that `run` does at once."""
-        return self._executor.num_workers
-
-    @property
-    def worker_cpu_s(self) -> float:
-        """CPU time that other processes have spent for what `run` did."""
-        return self._executor.worker_cpu_s
 
     def run(
         self, function: Callable[[T, S], R], items: Sequence[T], shared: S
@@ -124,28 +131,16 @@ class JobContext:
         self._progress.publish(FINALISTS, str(finalist.candidate), schema.encode(finalist))
 
 
-class InlineContext:
+class InlineContext(_Workers):
     """`SearchContext` that works in this thread and keeps nothing: for tests and warm-ups.
 
     `finalists` are those published, `progress` the ratios and messages.
     """
 
     def __init__(self, executor: Executor | None = None) -> None:
-        self._executor = ObservedExecutor(
-            executor or InlineExecutor(), SimulatorStatistics().observe_search_task
-        )
+        super().__init__(executor or InlineExecutor(), SimulatorStatistics())
         self.finalists: list[Found] = []
         self.progress: list[tuple[float, str]] = []
-
-    @property
-    def num_workers(self) -> int:
-        """Tasks that `run` does at once."""
-        return self._executor.num_workers
-
-    @property
-    def worker_cpu_s(self) -> float:
-        """CPU time that other processes have spent for what `run` did."""
-        return self._executor.worker_cpu_s
 
     def run(
         self, function: Callable[[T, S], R], items: Sequence[T], shared: S
