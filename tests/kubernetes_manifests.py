@@ -15,6 +15,17 @@ Manifest = Mapping[str, Any]
 # The oldest with indexes of Jobs that fail for themselves (`backoffLimitPerIndex`, on since 1.29).
 # Source: https://kubernetes.io/docs/concepts/workloads/controllers/job/
 OLDEST_VERSION = (1, 29)
+# What a cluster applies; `overlays/site` holds what a site writes itself.
+VARIANTS = (
+    "base",
+    "overlays/dev",
+    "overlays/gpu-profiler",
+    "overlays/lake",
+    "overlays/production",
+    "overlays/profiler-controller",
+    "overlays/ray",
+    "overlays/web",
+)
 
 # What may change of a StatefulSet. Source: the API server's own message, "updates to statefulset
 # spec for fields other than ... are forbidden" (ValidateStatefulSetUpdate of Kubernetes 1.36).

@@ -12,6 +12,7 @@ import yaml
 from kubernetes_custom import ray_groups
 from kubernetes_manifests import (
     OLDEST_VERSION,
+    VARIANTS,
     Manifest,
     configs,
     environment,
@@ -33,24 +34,18 @@ from foretoken.profiler.cluster.submitting import product_labels
 # `make check` runs these.
 pytestmark = pytest.mark.slow
 
-_VARIANTS = (
-    "base",
-    "overlays/dev",
-    "overlays/gpu-profiler",
-    "overlays/lake",
-    "overlays/production",
-    "overlays/profiler-controller",
-    "overlays/ray",
-)
 _SERVICES = ("catalog", "predictor", "simulator")
 _IMAGES = (*_SERVICES, "profiler")
+# What speaks no gRPC: a Job, and pages.
+_APART = {"profiler", "web"}
+_PORT_OF_PAGES = 8080
 # Kinds of operators that a cluster may have; their schemas are not part of Kubernetes.
 _CUSTOM_KINDS = {"Certificate", "Issuer", "PodMonitor", "PrometheusRule", "RayCluster"}
 _CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding"}
 _CONTROLLER = "profiler-controller"
 
 
-@pytest.fixture(scope="module", params=_VARIANTS)
+@pytest.fixture(scope="module", params=VARIANTS)
 def manifests(
     request: pytest.FixtureRequest, repository: Path, find_tool: Callable[[str], str]
 ) -> list[Manifest]:
@@ -85,8 +80,8 @@ def test_everything_is_in_the_namespace(manifests: list[Manifest]) -> None:
 
 def test_every_configuration_is_one_the_program_accepts(manifests: list[Manifest]) -> None:
     loaded, specs = configs(manifests), pods(manifests)
-    assert set(_SERVICES) <= set(loaded) <= {*_SERVICES, "profiler", _CONTROLLER}
-    for service in set(loaded) - {"profiler"}:
+    assert set(_SERVICES) <= set(loaded) <= {*_SERVICES, *_APART, _CONTROLLER}
+    for service in set(loaded) - _APART:
         server = loaded[service].server
         assert "0.0.0.0" == server.host  # noqa: S104 - of a pod
         ports = {p["name"]: p["containerPort"] for p in specs[service]["containers"][0]["ports"]}
@@ -101,7 +96,7 @@ def test_every_configuration_is_one_the_program_accepts(manifests: list[Manifest
 def test_probes_ask_the_port_that_speaks_in_the_clear(manifests: list[Manifest]) -> None:
     """A kubelet's probe speaks no TLS, and shows no token."""
     served = {name: pod for name, pod in pods(manifests).items() if name in configs(manifests)}
-    for name in set(served) - {"profiler"}:
+    for name in set(served) - _APART:
         (container,) = served[name]["containers"]
         asked = [container[f"{kind}Probe"]["grpc"]["port"] for kind in ("startup", "readiness")]
         assert [50052, 50052] == asked
@@ -125,7 +120,8 @@ def test_no_policy_lets_others_than_a_kubelet_probe(manifests: list[Manifest]) -
         for rule in policy.get("ingress", ())
         for port in rule["ports"]
     }
-    assert {50051} <= admitted <= {50051, 9090}
+    pages = {_PORT_OF_PAGES} if "web" in configs(manifests) else set()
+    assert {50051, *pages} <= admitted <= {50051, 9090, *pages}
 
 
 def test_every_endpoint_is_a_service_on_its_port(manifests: list[Manifest]) -> None:

@@ -14,18 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 from kubernetes_apply import ApplyServer
-from kubernetes_manifests import OLDEST_VERSION, Manifest, render
+from kubernetes_manifests import OLDEST_VERSION, VARIANTS, Manifest, render
 
-_VARIANTS = (
-    "base",
-    "overlays/dev",
-    "overlays/gpu-profiler",
-    "overlays/lake",
-    "overlays/production",
-    "overlays/profiler-controller",
-    "overlays/ray",
-    "overlays/web",
-)
 _KUBECONFIG = "FORETOKEN_TEST_KUBECONFIG"
 _TIMEOUT_S = 120.0
 
@@ -69,7 +59,7 @@ class _Cluster:
 @pytest.fixture(scope="module")
 def variants(repository: Path, find_tool: Callable[[str], str]) -> dict[str, list[Manifest]]:
     folder = repository / "deploy" / "k8s"
-    return {name: render(find_tool("kubectl"), folder / name) for name in _VARIANTS}
+    return {name: render(find_tool("kubectl"), folder / name) for name in VARIANTS}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +96,7 @@ def cluster(
 
 # Each over the one before, and back to the first.
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [*_VARIANTS, "base"])
+@pytest.mark.parametrize("variant", [*VARIANTS, "base"])
 def test_an_overlay_is_applied_over_another(
     variant: str, cluster: _Cluster, variants: dict[str, list[Manifest]], server: ApplyServer
 ) -> None:

@@ -5,28 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kubernetes_manifests import Manifest, fixed_of, render
+from kubernetes_manifests import VARIANTS, Manifest, fixed_of, render
 
 pytestmark = pytest.mark.slow
-
-_VARIANTS = (
-    "base",
-    "overlays/dev",
-    "overlays/gpu-profiler",
-    "overlays/lake",
-    "overlays/production",
-    "overlays/profiler-controller",
-    "overlays/ray",
-)
 
 
 @pytest.fixture(scope="module")
 def variants(repository: Path, find_tool: Callable[[str], str]) -> dict[str, list[Manifest]]:
     folder = repository / "deploy" / "k8s"
-    return {name: render(find_tool("kubectl"), folder / name) for name in _VARIANTS}
+    return {name: render(find_tool("kubectl"), folder / name) for name in VARIANTS}
 
 
-@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(_VARIANTS, 2)])
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations(VARIANTS, 2)])
 def test_every_move_leaves_alone_what_cannot_change(
     variants: dict[str, list[Manifest]], before: str, after: str
 ) -> None:
@@ -37,7 +27,7 @@ def test_every_move_leaves_alone_what_cannot_change(
     assert {key: there[key] for key in both} == {key: comes[key] for key in both}
 
 
-@pytest.mark.parametrize("variant", _VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_has_an_image_and_cannot_change(
     variants: dict[str, list[Manifest]], variant: str
 ) -> None:
