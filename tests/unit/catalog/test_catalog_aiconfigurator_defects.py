@@ -107,6 +107,12 @@ def test_an_unknown_device_says_how_to_add_it(tmp_path: Path) -> None:
             "kernel 'vllm_flashinfer_trtllm_moe_fp4' was timed without the tuning",
         ),
         (
+            "moe_perf",
+            {**MOE, "moe_dtype": "fp8_block", "kernel_source": "vllm_fused_moe"}
+            | {"device": "NVIDIA B200"},
+            "kernel 'vllm_fused_moe' is not what vLLM multiplies blocks of FP8 with",
+        ),
+        (
             "gemm_perf",
             {**GEMM, "gemm_dtype": "nvfp4", "framework": "TRTLLM"},
             "products in NVFP4 were timed without the tuning that TensorRT-LLM serves with",
