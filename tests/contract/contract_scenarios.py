@@ -44,6 +44,7 @@ TRAINING = TrainingScenario(model=TINY_MODEL, device="a30", sequence_length=128)
 SERVING_REPORT = ServingReport(
     ttft_ms=Percentiles(mean=1.5, p50=1.0, max=3.0),
     num_requests=2,
+    num_devices=1,
     step_time_s_by_group={"attention": 0.25, "mlp": 0.5},
     requests=RequestColumns(
         arrival_s=(0.0, 0.5),
