@@ -106,7 +106,8 @@ class EngineProfile:
     larger. The residual addition runs inside the norm kernel with `fuses_add_norm`, both inside the
     all-reduce before it with `fuses_all_reduce_norm`, where `frameworks/all_reduce_norm.py` says
     so. With `fuses_static_quantize` attention with a cache in FP8 and the activation of a gated MLP
-    write in FP8 what a product with a known scale reads.
+    write in FP8 what a product with a known scale reads. With `expert_block_rows` experts in blocks
+    of FP8 compute, on Hopper, all but one row of such a block more for each expert of a rank.
 
     Experts: engines in lock step hand tokens to them by `expert_exchange`, one of
     `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as their load says, with
@@ -180,6 +181,7 @@ class EngineProfile:
     fuses_add_norm: bool = True
     fuses_all_reduce_norm: bool = False
     fuses_static_quantize: bool = False
+    expert_block_rows: int = 0
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0
@@ -293,6 +295,7 @@ _NOT_NEGATIVE = (
     "launch_spread_ratio",
     "host_time_ratio",
     "graph_tokens_per_seq",
+    "expert_block_rows",
     "reserved_bytes",
     "collective_bytes",
     "sampler_bytes_per_logit",

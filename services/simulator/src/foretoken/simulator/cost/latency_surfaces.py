@@ -81,6 +81,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
             else 0.0
         ),
         fuses_static_quantize=engine.fuses_static_quantize,
+        expert_block_rows=engine.expert_block_rows,
     )
 
 

@@ -23,7 +23,7 @@ from foretoken.domain.measurements.estimate import (
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.variant import format_variant, parse_variant
-from foretoken.domain.units import US_PER_S, ceil_divide
+from foretoken.domain.units import US_PER_S, Quantity, ceil_divide
 from foretoken.simulator.cost.answer import (
     Answers,
     Questions,
@@ -31,6 +31,7 @@ from foretoken.simulator.cost.answer import (
     is_measured_here,
     table_of_node,
 )
+from foretoken.simulator.cost.expert_padding import padding_tables
 from foretoken.simulator.cost.marlin_experts import in_other_formats, weigh
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.grid import Flags, Floats
@@ -91,6 +92,7 @@ class Substitute:
         own = _OWN_ALL_REDUCE_KERNELS.get(spec.engine, "")
         self._experts: Sequence[OperatorTable] = ()
         self._formats: Sequence[OperatorTable] = ()
+        self._padding: Sequence[OperatorTable] = ()
         self._sums: Sequence[tuple[OperatorTable, Flags]] = ()
         self._scaled: Sequence[OperatorTable] = ()
         self._ungated: Sequence[OperatorTable] = ()
@@ -102,6 +104,7 @@ class Substitute:
                 self._ungated = _ungated_tables(self._plain)
             self._experts = (*self._ungated, self._plain, *_expert_tables(self._plain))
             self._formats = in_other_formats(self._plain)
+            self._padding = padding_tables(self._plain, spec)
         elif node.operator == "gemm":
             self._scaled = _scaled_tables(self._plain, is_converted=_is_converted(node, spec))
         elif node.operator == "all_reduce" and own and not kernel:
@@ -110,10 +113,20 @@ class Substitute:
     def ask(self, questions: Questions) -> None:
         """Ask all ways."""
         sums = (table for table, _ in self._sums)
-        for table in (self._plain, *self._experts, *self._formats, *self._scaled, *sums):
+        experts = (*self._experts, *self._formats, *self._padding)
+        for table in (self._plain, *experts, *self._scaled, *sums):
             questions.add(table)
 
     def answer(self, answers: Answers) -> LatencyColumns:
+        """Return the best answer, with the time of what goes with the operator."""
+        answer = self._find(answers)
+        for table in self._padding:
+            more = answers.of(table)
+            # At most as long: nobody timed it.
+            answer = _longer(answer, 0.0, more.latency_us, more.high_us)
+        return answer
+
+    def _find(self, answers: Answers) -> LatencyColumns:
         """Return the plain answer, or the first that was measured on the device where it holds."""
         answer = answers.of(self._plain)
         for table in self._experts:
@@ -137,13 +150,19 @@ class Substitute:
     def _with_remote(self, local: LatencyColumns) -> LatencyColumns:
         """Return what the experts of a rank take in a kernel that is also given the other pairs."""
         remote_us = _remote_us(self._plain, self._device)
-        return LatencyColumns(
-            latency_us=local.latency_us + remote_us,
-            low_us=local.low_us + remote_us,
-            high_us=local.high_us + remote_us,
-            provenance=local.provenance,
-            other_framework=local.other_framework,
-        )
+        return _longer(local, remote_us, remote_us, remote_us)
+
+
+def _longer(
+    answer: LatencyColumns, low_us: Quantity, latency_us: Quantity, high_us: Quantity
+) -> LatencyColumns:
+    return LatencyColumns(
+        latency_us=answer.latency_us + latency_us,
+        low_us=answer.low_us + low_us,
+        high_us=answer.high_us + high_us,
+        provenance=answer.provenance,
+        other_framework=answer.other_framework,
+    )
 
 
 def _remote_us(table: OperatorTable, device: DeviceSpec) -> Floats:

@@ -24,7 +24,8 @@ class SurfaceSpec:
     steps with prompts meet as they last (see `lasting_steps.py`). A `correction` (empty: none) is
     multiplied to operators' times. `images` are those of every prompt (None: prompts are text).
     Sums over ranks of at most `fused_norm_bytes` are one kernel with the norm after them. With
-    `fuses_static_quantize` attention and activations write what products read in FP8.
+    `fuses_static_quantize` attention and activations write what products read in FP8. Experts in
+    blocks of FP8 compute blocks of `expert_block_rows` rows, 0 for those that tokens have.
     """
 
     model: ModelArchitecture
@@ -51,6 +52,7 @@ class SurfaceSpec:
     images: EncodedImages | None = None
     fused_norm_bytes: float = 0.0
     fuses_static_quantize: bool = False
+    expert_block_rows: int = 0
 
     @property
     def limits(self) -> StepLimits:
