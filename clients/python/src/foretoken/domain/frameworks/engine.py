@@ -95,8 +95,7 @@ class EngineProfile:
     their own, for that share of the others' tokens. With `shares_states` so do the recurrent states
     of running requests; else there is one for each of `max_num_seqs`. With `follows_kv_scales` the
     cache is in the format that a checkpoint has scales for, unless a scenario has another. That of
-    latent attention to chosen tokens is else in one of the device's architecture,
-    `sparse_kv_dtypes`.
+    latent attention to chosen tokens is else in `sparse_kv_dtypes`, by the device's architecture.
 
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
@@ -106,15 +105,14 @@ class EngineProfile:
     larger. The residual addition runs inside the norm kernel with `fuses_add_norm`, both inside the
     all-reduce before it with `fuses_all_reduce_norm`, where `frameworks/all_reduce_norm.py` says
     so. With `fuses_static_quantize` attention with a cache in FP8 and the activation of a gated MLP
-    write in FP8 what a product with a known scale reads. With `expert_block_rows` experts in blocks
-    of FP8 compute, on Hopper, all but one row of such a block more for each expert of a rank.
+    write in FP8 what a product with a known scale reads.
 
-    Experts: engines in lock step hand tokens to them by `expert_exchange`, one of
-    `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as their load says, with
-    `num_redundant_experts` copies of those with most of it. Engines in lock step with at least
-    `two_batch_tokens` (0: never) compute them in two halves, and hide the exchange of one half
-    behind the computation of the other. With `ffn_devices` (0: none) their experts lie on so many
-    devices of their own, to which steps go in `ffn_micro_batches`: see `parallelism/ffn.py`.
+    Experts: those in blocks of FP8 are padded by `expert_block_rows` less one on Hopper. Engines in
+    lock step hand tokens to them by `expert_exchange`, one of `EXPERT_EXCHANGES`. With
+    `has_expert_balancing` ranks hold experts as their load says, with `num_redundant_experts`
+    copies of those with most of it. Those with at least `two_batch_tokens` (0: never) compute two
+    halves, and hide the exchange of one behind the other. With `ffn_devices` (0: none) their
+    experts lie on so many devices apart, for steps in `ffn_micro_batches` (`parallelism/ffn.py`).
 
     Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step, and
     `output_us` after it; the device waits for what the asynchronous engine does not hide. An output
