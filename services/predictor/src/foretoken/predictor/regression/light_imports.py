@@ -12,6 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,11 +30,18 @@ FIT_MODULE = "scipy.optimize._slsqplib"
 # What the compiled fit says where its rounds did not do.
 _TOO_MANY_ROUNDS = 3
 _PANDAS = "pandas"
+# Threads that come while one loads wait for it: half a module is in `sys.modules` until then.
+_LOADING = Lock()
+
+
+def load_lightgbm() -> Any:
+    """Return LightGBM; a process of ours, which gives it arrays alone, spares it pandas."""
+    with _LOADING:
+        return _import_lightgbm()
 
 
 @cache
-def load_lightgbm() -> Any:
-    """Return LightGBM; a process of ours, which gives it arrays alone, spares it pandas."""
+def _import_lightgbm() -> Any:
     if not is_of_ours() or _PANDAS in sys.modules:
         return import_module("lightgbm")
     # What is None there cannot be imported, which LightGBM is prepared for.
@@ -72,7 +80,6 @@ def fit_not_negative(rows: Matrix, wanted: FloatColumn, max_rounds: int = 0) -> 
     return np.asarray(solution)
 
 
-@cache
 def _load_part(name: str) -> ModuleType:
     """Return a compiled module of scipy; its package, if it comes later, takes the same one.
 
@@ -80,6 +87,12 @@ def _load_part(name: str) -> ModuleType:
         ImportError: there is no such module, or it needs its package.
 
     """
+    with _LOADING:
+        return _import_part(name)
+
+
+@cache
+def _import_part(name: str) -> ModuleType:
     package, _, _ = name.rpartition(".")
     if package in sys.modules:
         return import_module(name)

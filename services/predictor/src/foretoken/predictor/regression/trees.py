@@ -116,7 +116,7 @@ class TreeRows:
     def _binned(self) -> lightgbm.Dataset:
         # Each part has labels of its own.
         labels = np.zeros(len(self._features))
-        chosen = tree_parameters(self._booster, 0)
+        chosen = tree_parameters(self._booster, 0) | {"num_threads": self._config.num_threads}
         return load_lightgbm().Dataset(self._features, labels, params=chosen, free_raw_data=False)
 
 
