@@ -226,12 +226,9 @@ class Thinned:
     def _read(self, device: str, operator: str) -> Iterator[Series]:
         selection = MeasurementFilter(device=device, operator=operator)
         table = keep_usable(read_table(self._catalog.read_measurements(selection)))
-        groups: dict[SeriesKey, list[pa.Table]] = {}
-        for key, rows in group_rows(table):
-            groups.setdefault(key, []).append(rows)
         found = {
-            key: read_fastest(key, pa.concat_tables(parts))
-            for key, parts in groups.items()
+            key: read_fastest(key, rows)
+            for key, rows in group_rows(table).items()
             if not _is_told_by_sibling(key)
         }
         for key in sorted(choose_software(found)):

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 _STARTER = Path(__file__).resolve().parents[2] / "starter"
 sys.path.insert(0, str(_STARTER))
@@ -27,7 +26,7 @@ from foretoken.domain.measurements.measurement import MeasurementFilter  # noqa:
 from foretoken.domain.ports import CatalogPort  # noqa: E402
 from foretoken.predictor.config import PredictorConfig  # noqa: E402
 from foretoken.predictor.intervals.coverage import Tier  # noqa: E402
-from foretoken.predictor.series import Series, SeriesKey  # noqa: E402
+from foretoken.predictor.series import Series  # noqa: E402
 from foretoken.predictor.trainer import SeriesModel, train_series  # noqa: E402
 from foretoken.predictor.training_rows import group_rows, keep_usable, read_fastest  # noqa: E402
 from foretoken.wire.arrow import read_table  # noqa: E402
@@ -83,10 +82,7 @@ def _read(catalog: CatalogPort, device: str, operator: str, num_series: int) -> 
     """Yield series that the starter has, from the largest to the smallest that tells something."""
     selection = MeasurementFilter(device=device, operator=operator)
     table = keep_usable(read_table(catalog.read_measurements(selection)))
-    parts: dict[SeriesKey, list[pa.Table]] = {}
-    for key, rows in group_rows(table):
-        parts.setdefault(key, []).append(rows)
-    found = {key: read_fastest(key, pa.concat_tables(own)) for key, own in parts.items()}
+    found = {key: read_fastest(key, rows) for key, rows in group_rows(table).items()}
     kept = [found[key] for key in choose_software(found) if found[key].num_points >= _LEAST]
     kept.sort(key=lambda series: (-series.num_points, series.key))
     places = np.linspace(0, len(kept) - 1, min(num_series, len(kept))).astype(int)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -47,12 +47,8 @@ def read_series(stream: ArrowStream) -> tuple[Series, ...]:
     # Piece by piece: what is not needed is gone before the next one comes.
     pieces = [keep_usable(pa.Table.from_batches([piece])) for piece in open_stream(stream)]
     table = pa.concat_tables(pieces) if pieces else pa.table({})
-    groups: dict[SeriesKey, list[pa.Table]] = {}
-    for key, rows in group_rows(table):
-        groups.setdefault(key, []).append(rows)
     series: dict[SeriesKey, Series] = {}
-    for key, parts in groups.items():
-        rows = pa.concat_tables(parts)
+    for key, rows in group_rows(table).items():
         series[key] = read_fastest(key, rows)
         series |= _kernel_series(key, rows, series[key].kernels)
     by_circumstances: dict[SeriesKey, list[Series]] = {}
@@ -141,8 +137,16 @@ def _count_flags(flags: pa.ChunkedArray, tolerated: tuple[str, ...]) -> npt.NDAr
     return np.bincount(rows[~is_tolerated], minlength=len(flags))
 
 
-def group_rows(table: pa.Table) -> Iterable[tuple[SeriesKey, pa.Table]]:
-    """Yield the usable rows of each set of circumstances that has operator and device files."""
+def group_rows(table: pa.Table) -> Mapping[SeriesKey, pa.Table]:
+    """Return the usable rows of each series whose operator and device have files."""
+    parts: dict[SeriesKey, list[pa.Table]] = {}
+    for key, rows in _split_rows(table):
+        parts.setdefault(key, []).append(rows)
+    return {key: pa.concat_tables(own) for key, own in parts.items()}
+
+
+def _split_rows(table: pa.Table) -> Iterable[tuple[SeriesKey, pa.Table]]:
+    """Yield the rows of each set of circumstances, of which several may be one series."""
     if not table.num_rows:
         return
     codes = [_whole(table[name]).indices.to_numpy() for name in _GROUP_COLUMNS]

@@ -75,7 +75,7 @@ def scenario_of_published(run: PublishedRun) -> ServingScenario:
     """
     model, quantization = _find_checkpoint(run)
     launch = find_launch(run)
-    ep = run.tp * run.dp if launch.has_whole_experts else run.ep
+    ep = run.tp * run.dp if launch.has_expert_parallelism else run.ep
     return ServingScenario(
         name=run.name,
         model=model,

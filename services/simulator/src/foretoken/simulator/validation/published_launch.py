@@ -34,13 +34,13 @@ class StepTokens:
 class PublishedLaunch:
     """What a launch sets: 0, nothing and empty leave it to the engine.
 
-    With `has_whole_experts` ranks of a replica divide experts, whatever a run's row says.
+    With `has_expert_parallelism` experts lie on all ranks of a replica, whatever a run's row says.
     """
 
     step_tokens: int = 0
     memory_ratio: float = 0.0
     kv_dtype: DType | None = None
-    has_whole_experts: bool = False
+    has_expert_parallelism: bool = False
     rules: Mapping[str, str] = field(default_factory=dict)
     num_rounds: int = NUM_ROUNDS
 
@@ -64,7 +64,7 @@ class _Entry:
     step_tokens: StepTokens | None = None
     memory_ratio: float = 0.0
     kv_dtype: DType | None = None
-    has_whole_experts: bool = False
+    has_expert_parallelism: bool = False
     rules: Mapping[str, str] = field(default_factory=dict)
     num_rounds: int = 0
 
