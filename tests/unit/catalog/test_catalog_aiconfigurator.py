@@ -435,9 +435,13 @@ def _count_untrue(path: Path) -> int:
         return 0
     rows = parquet.read_table(path).to_pylist()
     is_blackwell = bool({"b200_sxm", "b300_sxm", "gb200", "gb300"} & {*path.parts})
+    is_hopper = bool({"h100_sxm", "h200_sxm"} & {*path.parts})
     return sum(
         row["kernel_source"] in ("vllm_marlin_int4_moe", "vllm_flashinfer_trtllm_moe_fp4")
-        or (is_blackwell and (row["kernel_source"], row["moe_dtype"]) == _BLOCKS_BY_TRITON)
+        or (
+            (row["kernel_source"], row["moe_dtype"]) == _BLOCKS_BY_TRITON
+            and (is_blackwell or (is_hopper and row["moe_ep_size"] > 1))
+        )
         for row in rows
     )
 

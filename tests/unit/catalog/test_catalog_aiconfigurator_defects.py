@@ -113,6 +113,12 @@ def test_an_unknown_device_says_how_to_add_it(tmp_path: Path) -> None:
             "kernel 'vllm_fused_moe' is not what vLLM multiplies blocks of FP8 with",
         ),
         (
+            "moe_perf",
+            {**MOE, "moe_dtype": "fp8_block", "kernel_source": "vllm_fused_moe"}
+            | {"device": "NVIDIA H200", "moe_ep_size": 2},
+            "kernel 'vllm_fused_moe' is not what vLLM multiplies blocks of FP8 with",
+        ),
+        (
             "gemm_perf",
             {**GEMM, "gemm_dtype": "nvfp4", "framework": "TRTLLM"},
             "products in NVFP4 were timed without the tuning that TensorRT-LLM serves with",
