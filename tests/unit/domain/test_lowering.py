@@ -129,6 +129,15 @@ def test_ranks_sum_the_squares_that_a_norm_over_all_heads_divides_by() -> None:
     assert not [node for node in (*alone, *by_head) if "norm_of_all_all_reduce" in node.role]
 
 
+def test_engines_multiply_some_routers_in_fp32() -> None:
+    formats = [
+        {node.dtype for node in nodes if node.role == "moe_router"}
+        for name in ("minimax-m2.5", "step-3.7-flash", "qwen3-30b-a3b")
+        for nodes in [lower_rank(_BATCH, _SERVING, _rank(find_model(name)))]
+    ]
+    assert [{DType.FP32}, {DType.FP32}, {DType.BF16}] == formats
+
+
 def test_logits_are_gathered_for_sampling_and_stay_split_for_a_loss() -> None:
     serving = _by_role(lower_rank(_BATCH, _SERVING, _rank(tp=2)))
     assert 4096 * 32000 * 2 == serving["lm_head_all_gather"].dims["message_bytes"]

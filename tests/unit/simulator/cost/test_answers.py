@@ -116,6 +116,31 @@ def test_a_cache_write_counts_only_where_it_was_measured_apart(
 
 
 @pytest.mark.parametrize(
+    ("model", "num_experts", "num_products"), [("qwen3-30b-a3b", 128, 2), ("minimax-m2.5", 256, 3)]
+)
+def test_tables_of_experts_hold_a_router_but_for_one_in_a_format_of_its_own(
+    model: str, num_experts: int, num_products: int
+) -> None:
+    """Nobody measured the router; the attention has two products."""
+    scenario = ServingScenario(
+        model=find_model(model), device="h100_sxm", engine=_PLAIN, quantization="none"
+    )
+    spec = surface_spec(scenario, 4096)
+    form = SurfaceForm(spec, replica_ranks(spec))
+    questions = form.questions()
+    measured = {"gemm": lambda _: 10.0, "moe_experts": lambda _: 100.0}
+    answers = [
+        replace(answer, provenance=np.full(table.num_rows, Provenance.ANALYTICAL.value))
+        if (table.columns.get("n", np.array([0])) == num_experts).all()
+        else answer
+        for table, answer in ((each, _answer(each, measured)) for each in questions.tables)
+    ]
+    tables = SurfaceCost(form.surfaces(questions.match(answers), "fake")).tables
+    layer_us = 100.0 + 10.0 * num_products
+    assert tables.tokens_us[0, 0, 1] == pytest.approx(spec.model.num_layers * layer_us)
+
+
+@pytest.mark.parametrize(
     ("profile", "kernel"),
     [("vllm-0.19", "vllm_custom"), ("sglang-0.5", "sglang_customallreduce")],
 )

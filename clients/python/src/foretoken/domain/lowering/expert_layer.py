@@ -290,7 +290,10 @@ def lower_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[OperatorNod
     model, tokens = builder.model, builder.shape.num_tokens
     num_choices = part["num_experts"] + part["num_null_experts"]
     dims = {"m": tokens, "n": num_choices, "k": model.hidden}
-    yield builder.layer("moe_router", "gemm", dims)
+    router = builder.layer("moe_router", "gemm", dims)
+    if part["has_fp32_router"] and builder.options.training is None:
+        router = dataclasses.replace(router, dtype=DType.FP32)
+    yield router
     latent = part["latent"]
     if latent:
         dims = {"m": tokens, "n": latent, "k": model.hidden}

@@ -199,6 +199,7 @@ def _ernie(reader: ConfigReader) -> Sequence[LayerPart]:
         "top_k": reader.integer("moe_k"),
         "intermediate": width,
         "shared_intermediate": width * reader.optional("moe_num_shared_experts", 0),
+        "has_fp32_router": 1,
     }
     experts = LayerPart(kind="experts", dims=dims)
     dense = mlp_of(reader.integer("intermediate_size"))

@@ -232,6 +232,7 @@ def _minimax(reader: ConfigReader) -> Fields:
         reader,
         intermediate=reader.integer("intermediate_size"),
         shared_intermediate=reader.optional("shared_intermediate_size", 0),
+        has_fp32_router=1,
     )
     mixers = [full if flag else lightning for flag in flags]
     return {**read_trunk(reader), **compose([(mixer, experts) for mixer in mixers])}

@@ -169,6 +169,7 @@ def _minimax_m2(reader: ConfigReader) -> Fields:
         reader,
         intermediate=reader.integer("intermediate_size"),
         shared_intermediate=reader.optional("shared_intermediate_size", 0),
+        has_fp32_router=1,
     )
     reader.ignore("mtp_transformer_layers", "use_mtp")
     return {
@@ -297,7 +298,8 @@ def _step3p7(reader: ConfigReader) -> Fields:
     windowed = full.changed(window=reader.integer("sliding_window"))
     shared = reader.optional("share_expert_dim", 0)
     reader.ignore("n_shared_experts")
-    experts = read_experts(reader, shared_intermediate=shared)
+    is_fp32 = int(reader.flag("need_fp32_gate", default=True))
+    experts = read_experts(reader, shared_intermediate=shared, has_fp32_router=is_fp32)
     halves = dense_first(reader, mlp_of(reader.integer("intermediate_size")), experts)
     mixers = [windowed if flag else full for flag in is_windowed]
     return {

@@ -47,14 +47,23 @@ def find_folded(answers: Sequence[tuple[OperatorNode, LatencyColumns]]) -> froze
     """Return the roles of operators that are counted in others and must not be added.
 
     One is where its holder was measured on the device, and it was not, in any size near the
-    model's.
+    model's. In another format than its holder's, as routers in fp32 are, it is none of it: nobody
+    having measured it there says nothing.
     """
-    return frozenset(
-        role
-        for role, holders in _HOLDERS.items()
-        if any(is_measured_here(a) for node, a in answers if node.operator in holders)
-        and not any(is_measured_here(a) for node, a in answers if node.role == role)
-    )
+    return frozenset(role for role, holders in _HOLDERS.items() if _is_held(role, holders, answers))
+
+
+def _is_held(
+    role: str, holders: Sequence[str], answers: Sequence[tuple[OperatorNode, LatencyColumns]]
+) -> bool:
+    own = [(node.dtype, answer) for node, answer in answers if node.role == role]
+    formats = {
+        node.written_dtype
+        for node, answer in answers
+        if node.operator in holders and is_measured_here(answer)
+    }
+    is_like = all(dtype in formats for dtype, _ in own)
+    return bool(formats) and is_like and not any(is_measured_here(answer) for _, answer in own)
 
 
 # vLLM and SGLang sum tensors below this size with a kernel of their own, whether or not NCCL is

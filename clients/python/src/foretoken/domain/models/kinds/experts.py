@@ -52,7 +52,8 @@ KIND = KindSpec(
     summary="feed-forward networks of which a router picks a few for every token",
     source="DeepSeek-V3, 2024, section 2.1.2 (shared experts); Qwen2 (their gate); Nemotron 3, 2026"
     " (experts between latent projections); LongCat-Flash, 2025 (null experts); Gemma 4's modelling"
-    " file in transformers 5 (a dense network next to them)",
+    " file in transformers 5 (a dense network next to them); vLLM 0.19, `models/minimax_m2.py`,"
+    " `minimax_text_01.py`, `step3p5.py` and `ernie45_moe.py` (routers in fp32)",
     dims=(
         KindDim("num_experts", "routed experts", minimum=1),
         KindDim("top_k", "of which each token visits so many", minimum=1),
@@ -65,6 +66,7 @@ KIND = KindSpec(
         KindDim("latent", "features that routed experts work in; 0: those of the model", 0),
         KindDim("num_groups", "groups of experts that a router chooses among first; 0: none", 0),
         KindDim("top_k_groups", "of which a token's experts lie in so many", 0),
+        KindDim("has_fp32_router", "1: engines multiply the router's weights in fp32", 0),
     ),
     weights=_weights,
     check=_check,
