@@ -127,7 +127,8 @@ class TrainerProfile:
     projection). With `has_mlp_bias` MLPs without a gate have biases whatever the model says.
     Parallel branches of a layer have a norm each with `has_branch_norms`; with
     `sums_branches_first` tensor parallelism reduces their sum, not each. `casts_logits` makes
-    fp32 logits by a kernel before the loss.
+    fp32 logits by a kernel before the loss. Unless `slowed_by_power` products and attention are
+    as fast for long as in a burst, as on made-up batches of zeros, which draw little power.
 
     Step: before data-parallel ranks add gradients up, `checks_gradients` takes the norm of a rank's
     own to find what is no number, and `scales_gradients` multiplies them by one over the number of
@@ -222,6 +223,7 @@ class TrainerProfile:
     has_branch_norms: bool = False
     sums_branches_first: bool = False
     casts_logits: bool = False
+    slowed_by_power: bool = True
     vocab_multiple: int = 1
     flattens_gradients: bool = False
     reduces_whole_gradients: bool = False

@@ -135,13 +135,14 @@ class CallBook:
 
     def fetch(self, scenario: TrainingScenario, predictor: LatencySource) -> None:
         """Ask what all calls cost, in one query."""
+        trainer = scenario.trainer.resolve()
         wanted = [_Distinct.of_calls(calls, len(key[4])) for key, calls in self._tables.items()]
         query = LatencyQuery(
             device=scenario.device,
             topology=scenario.topology,
             framework=scenario.framework,
-            preferred_framework=scenario.trainer.resolve().software,
-            sustained=True,
+            preferred_framework=trainer.software,
+            sustained=trainer.slowed_by_power,
             power_limit_w=scenario.power_limit_w,
             tables=tuple(
                 OperatorTable(
@@ -158,7 +159,7 @@ class CallBook:
         )
         reply = predictor.predict(query)
         self.model_version = reply.model_version
-        answers = answer_by_libraries(query, reply.tables, scenario.trainer.resolve(), predictor)
+        answers = answer_by_libraries(query, reply.tables, trainer, predictor)
         prices_us: list[Floats] = []
         for table, distinct, answer in zip(query.tables, wanted, answers, strict=True):
             priced = PricedTable(
