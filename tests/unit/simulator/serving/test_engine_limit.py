@@ -12,6 +12,7 @@ from serving_fakes import RooflinePredictor
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec, all_engines
+from foretoken.domain.hardware.device import all_devices
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.cluster import ClusterSpec, LoraSpec, ReplicaPool, SpeculativeSpec
@@ -148,6 +149,35 @@ def test_what_an_engine_has_is_not_refused(
 def test_every_engine_says_what_it_can_and_where_that_was_read() -> None:
     for name, profile in all_engines().items():
         assert (name != "plain") == bool(profile.can.has) == bool(profile.can.source)
+
+
+@pytest.mark.parametrize(
+    ("profile", "device", "runs"),
+    [
+        ("trtllm-1.3", "mi300x", "what runs on mi300x is orca, plain, sarathi, sglang, vllm"),
+        ("trtllm-1.0", "gaudi3", "what runs on gaudi3 is orca, plain, sarathi, vllm"),
+        ("sglang-0.5.20", "gaudi3", "what runs on gaudi3 is orca, plain, sarathi, vllm"),
+        ("lightllm", "b60", "what runs on b60 is orca, plain, sarathi, sglang, vllm"),
+    ],
+)
+def test_an_engine_is_refused_on_a_device_it_does_not_run_on(
+    profile: str, device: str, runs: str
+) -> None:
+    scenario = replace(_scenario(profile, ParallelLayout()), device=device)
+    with pytest.raises(InvalidRequestError, match=runs) as refused:
+        check_scenario(scenario)
+    assert "device" in {violation.field for violation in refused.value.violations}
+
+
+def test_a_search_leaves_out_devices_that_an_engine_does_not_run_on() -> None:
+    space = {"devices": ("h200_sxm", "mi300x"), "tp": (1,), "modes": ("aggregated",)}
+    assert ({("aggregated", 1)}, {"engine": 1}) == _search("trtllm-1.3", **space)
+    assert ({("aggregated", 1)}, {}) == _search("vllm-0.20", **space)
+
+
+def test_every_device_says_what_programs_it() -> None:
+    platforms = {device.platform for device in all_devices().values()}
+    assert {"cuda", "rocm", "xpu", "hpu", "cpu"} == platforms
 
 
 def test_a_server_is_not_written_for_what_it_lacks(tmp_path: Path) -> None:

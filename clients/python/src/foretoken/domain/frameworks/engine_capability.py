@@ -13,6 +13,7 @@ ENGINE_ASPECTS: Mapping[str, str] = {
     "mode": "cluster.pools",
     "role": "cluster.pools",
     "architecture": "device",
+    "platform": "device",
     "encoders": "cluster.pools",
     "quantization": "quantization",
     "dtype": "dtype",
@@ -37,13 +38,13 @@ class EngineCapabilities:
     `more` for all above 1; `dp` are engines that share experts (1 without expert parallelism:
     replicas need nothing of an engine), `partial_ep` tells that experts are spread over some of an
     engine's ranks. `mode` is `aggregated` or `disaggregated`, `role` that of the engine's pool
-    (`aggregated`, `prefill`, `decode`), `architecture` its device's, `encoders` of images are
-    `together` with engines or `apart`, `experts` `together` with attention or `apart`, `kv_dtype`
-    is `none` where the KV cache has the scenario's format, `speculation` is `none` or its method,
-    and `lora` whether adapters are asked for. `quantization` and `dtype` are fields of a scenario,
-    `expert_exchange`, `expert_balancing`, `two_batch_overlap`, `experts` and `dcp` rules of the
-    engine. `kv_tiers` below the device are `none`, one on the `host`, a `store` of all replicas, or
-    `several`.
+    (`aggregated`, `prefill`, `decode`), `architecture` and `platform` its device's,
+    `encoders` of images are `together` with engines or `apart`, `experts` `together` with
+    attention or `apart`, `kv_dtype` is `none` where the KV cache has the scenario's
+    format, `speculation` is `none` or its method, and `lora` whether adapters are asked for.
+    `quantization` and `dtype` are fields of a scenario, `expert_exchange`, `expert_balancing`,
+    `two_batch_overlap`, `experts` and `dcp` rules of the engine. `kv_tiers` below the device
+    are `none`, one on the `host`, a `store` of all replicas, or `several`.
 
     `conflicts` are values there are, but not together. `source` says where this was looked up.
     """

@@ -14,6 +14,8 @@ from foretoken.domain.measurements.estimate import DType
 class DeviceSpec:
     """One device product.
 
+    `platform` is the stack that programs it: `cuda`, `rocm`, `xpu`, `hpu` or `cpu`, as engines'
+    installation pages call them (empty: not known, and no engine is refused for it).
     `num_sms` counts what a device has of streaming multiprocessors, AMD's compute units, Intel's Xe
     or tensor processor cores, `l2_cache_bytes` the last cache before the memory.
     `peak_flops_per_s` is dense (no sparsity), per dtype, from the vendor's data sheet.
@@ -41,6 +43,7 @@ class DeviceSpec:
     throttled_from_ratio: Mapping[DType, float] = field(default_factory=dict)
     host_time_ratio: float = 1.0
     vendor_names: tuple[str, ...] = ()
+    platform: str = ""
 
     def peak_flops(self, dtype: DType) -> float:
         """Return FLOP/s of a dtype; one the device lacks runs at the next wider one it has.

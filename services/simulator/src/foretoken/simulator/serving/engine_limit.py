@@ -6,6 +6,7 @@ from typing import Any
 
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.frameworks.capability import MORE, describe_lack
+from foretoken.domain.frameworks.engine import all_engines
 from foretoken.domain.frameworks.engine_capability import ENGINE_ASPECTS, EngineCapabilities
 from foretoken.domain.frameworks.kv_tier import KvTier
 from foretoken.domain.hardware.device import find_device
@@ -67,9 +68,9 @@ def list_engine_lacks(
     """
     values, can = {**_find_values(replica, role), "encoders": encoders}, bound.can
     found = [
-        (aspect, describe_lack(can.has, aspect, values[aspect]))
+        (aspect, _describe_lack(can, aspect, values[aspect], replica.device))
         for aspect, allowed in can.has.items()
-        if not _is_of(values[aspect], allowed)
+        if aspect in values and not _is_of(values[aspect], allowed)
     ]
     found += [
         (conflict.aspect, conflict.why)
@@ -82,6 +83,18 @@ def list_engine_lacks(
     ]
 
 
+def _describe_lack(can: EngineCapabilities, aspect: str, value: Any, device: str) -> str:
+    lack = describe_lack(can.has, aspect, value)
+    if aspect != "platform":
+        return lack
+    runs = {
+        profile.engine
+        for profile in all_engines().values()
+        if _is_of(value, profile.can.has.get(aspect, (value,)))
+    }
+    return f"{lack}; what runs on {device} is {', '.join(sorted(runs))}"
+
+
 def _is_of(value: Any, values: tuple[Any, ...]) -> bool:
     is_more = MORE in values and isinstance(value, int) and value > 1
     return is_more or value in values
@@ -89,6 +102,7 @@ def _is_of(value: Any, values: tuple[Any, ...]) -> bool:
 
 def _find_values(replica: ServingScenario, role: str) -> Mapping[str, Any]:
     layout, kv_dtype, engine = replica.layout, replica.kv_dtype, replica.resolve_engine()
+    device = find_device(replica.device)
     has_own_format = kv_dtype is not None and kv_dtype is not replica.dtype
     num_engines = layout.dp if layout.shares_experts else 1
     return {
@@ -99,7 +113,8 @@ def _find_values(replica: ServingScenario, role: str) -> Mapping[str, Any]:
         "partial_ep": 1 < layout.ep < layout.tp * num_engines,
         "mode": "disaggregated" if role in ("prefill", "decode") else "aggregated",
         "role": role,
-        "architecture": find_device(replica.device).architecture,
+        "architecture": device.architecture,
+        **({"platform": device.platform} if device.platform else {}),
         "quantization": replica.quantization.replace(UNQUANTIZED, ""),
         "dtype": replica.dtype.name.lower(),
         "kv_dtype": kv_dtype.name.lower() if kv_dtype and has_own_format else "none",

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%foretoken/api/types/v1/hardware.proto\x12\x16\x66oretoken.api.types.v1\"\xf8\x04\n\nDeviceSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x01\x12$\n\x1cmemory_bandwidth_bytes_per_s\x18\x06 \x01(\x01\x12O\n\x10peak_flops_per_s\x18\x07 \x03(\x0b\x32\x35.foretoken.api.types.v1.DeviceSpec.PeakFlopsPerSEntry\x12\x10\n\x08sm_count\x18\x08 \x01(\x03\x12\x16\n\x0el2_cache_bytes\x18\t \x01(\x01\x12\x10\n\x08\x63lock_hz\x18\n \x01(\x01\x12\r\n\x05tdp_w\x18\x0b \x01(\x01\x12\x19\n\x11launch_latency_us\x18\x0c \x01(\x01\x12\x1d\n\x15sustained_flops_ratio\x18\x0e \x01(\x01\x12X\n\x14throttled_from_ratio\x18\x0f \x03(\x0b\x32:.foretoken.api.types.v1.DeviceSpec.ThrottledFromRatioEntry\x12\x1c\n\x0fhost_time_ratio\x18\x10 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cvendor_names\x18\r \x03(\t\x1a\x34\n\x12PeakFlopsPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x39\n\x17ThrottledFromRatioEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x12\n\x10_host_time_ratio\"\x80\x01\n\x04Link\x12\x1d\n\x15\x62\x61ndwidth_bytes_per_s\x18\x01 \x01(\x01\x12\x12\n\nlatency_us\x18\x02 \x01(\x01\x12\x15\n\rreached_ratio\x18\x03 \x01(\x01\x12\x16\n\x0ehop_latency_us\x18\x04 \x01(\x01\x12\x16\n\x0e\x65xchange_ratio\x18\x05 \x01(\x01\"\x80\x02\n\x0cTopologySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x18\n\x10\x64\x65vices_per_node\x18\x04 \x01(\x03\x12\x30\n\nintra_node\x18\x05 \x01(\x0b\x32\x1c.foretoken.api.types.v1.Link\x12\x30\n\ninter_node\x18\x06 \x01(\x0b\x32\x1c.foretoken.api.types.v1.Link\x12\x16\n\x0eports_per_node\x18\x07 \x01(\x03\x12\x12\n\nnodes_like\x18\x08 \x01(\t\x12\x13\n\x0blinks_pairs\x18\t \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%foretoken/api/types/v1/hardware.proto\x12\x16\x66oretoken.api.types.v1\"\x8a\x05\n\nDeviceSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x04 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x01\x12$\n\x1cmemory_bandwidth_bytes_per_s\x18\x06 \x01(\x01\x12O\n\x10peak_flops_per_s\x18\x07 \x03(\x0b\x32\x35.foretoken.api.types.v1.DeviceSpec.PeakFlopsPerSEntry\x12\x10\n\x08sm_count\x18\x08 \x01(\x03\x12\x16\n\x0el2_cache_bytes\x18\t \x01(\x01\x12\x10\n\x08\x63lock_hz\x18\n \x01(\x01\x12\r\n\x05tdp_w\x18\x0b \x01(\x01\x12\x19\n\x11launch_latency_us\x18\x0c \x01(\x01\x12\x1d\n\x15sustained_flops_ratio\x18\x0e \x01(\x01\x12X\n\x14throttled_from_ratio\x18\x0f \x03(\x0b\x32:.foretoken.api.types.v1.DeviceSpec.ThrottledFromRatioEntry\x12\x1c\n\x0fhost_time_ratio\x18\x10 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cvendor_names\x18\r \x03(\t\x12\x10\n\x08platform\x18\x11 \x01(\t\x1a\x34\n\x12PeakFlopsPerSEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x39\n\x17ThrottledFromRatioEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x12\n\x10_host_time_ratio\"\x80\x01\n\x04Link\x12\x1d\n\x15\x62\x61ndwidth_bytes_per_s\x18\x01 \x01(\x01\x12\x12\n\nlatency_us\x18\x02 \x01(\x01\x12\x15\n\rreached_ratio\x18\x03 \x01(\x01\x12\x16\n\x0ehop_latency_us\x18\x04 \x01(\x01\x12\x16\n\x0e\x65xchange_ratio\x18\x05 \x01(\x01\"\x80\x02\n\x0cTopologySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x18\n\x10\x64\x65vices_per_node\x18\x04 \x01(\x03\x12\x30\n\nintra_node\x18\x05 \x01(\x0b\x32\x1c.foretoken.api.types.v1.Link\x12\x30\n\ninter_node\x18\x06 \x01(\x0b\x32\x1c.foretoken.api.types.v1.Link\x12\x16\n\x0eports_per_node\x18\x07 \x01(\x03\x12\x12\n\nnodes_like\x18\x08 \x01(\t\x12\x13\n\x0blinks_pairs\x18\t \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,13 +36,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICESPEC_THROTTLEDFROMRATIOENTRY']._loaded_options = None
   _globals['_DEVICESPEC_THROTTLEDFROMRATIOENTRY']._serialized_options = b'8\001'
   _globals['_DEVICESPEC']._serialized_start=66
-  _globals['_DEVICESPEC']._serialized_end=698
-  _globals['_DEVICESPEC_PEAKFLOPSPERSENTRY']._serialized_start=567
-  _globals['_DEVICESPEC_PEAKFLOPSPERSENTRY']._serialized_end=619
-  _globals['_DEVICESPEC_THROTTLEDFROMRATIOENTRY']._serialized_start=621
-  _globals['_DEVICESPEC_THROTTLEDFROMRATIOENTRY']._serialized_end=678
-  _globals['_LINK']._serialized_start=701
-  _globals['_LINK']._serialized_end=829
-  _globals['_TOPOLOGYSPEC']._serialized_start=832
-  _globals['_TOPOLOGYSPEC']._serialized_end=1088
+  _globals['_DEVICESPEC']._serialized_end=716
+  _globals['_DEVICESPEC_PEAKFLOPSPERSENTRY']._serialized_start=585
+  _globals['_DEVICESPEC_PEAKFLOPSPERSENTRY']._serialized_end=637
+  _globals['_DEVICESPEC_THROTTLEDFROMRATIOENTRY']._serialized_start=639
+  _globals['_DEVICESPEC_THROTTLEDFROMRATIOENTRY']._serialized_end=696
+  _globals['_LINK']._serialized_start=719
+  _globals['_LINK']._serialized_end=847
+  _globals['_TOPOLOGYSPEC']._serialized_start=850
+  _globals['_TOPOLOGYSPEC']._serialized_end=1106
 # @@protoc_insertion_point(module_scope)

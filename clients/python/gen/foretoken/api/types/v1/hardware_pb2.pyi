@@ -80,6 +80,7 @@ class DeviceSpec(_message.Message):
     THROTTLED_FROM_RATIO_FIELD_NUMBER: _builtins.int
     HOST_TIME_RATIO_FIELD_NUMBER: _builtins.int
     VENDOR_NAMES_FIELD_NUMBER: _builtins.int
+    PLATFORM_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the device ("h200_sxm"). Empty: an error."""
     description: _builtins.str
@@ -108,6 +109,8 @@ class DeviceSpec(_message.Message):
     """Of what an engine's host takes, how many times longer it is on the hosts of this device than on
     the x86 ones where most was measured. Unset: 1.
     """
+    platform: _builtins.str
+    """Stack that programs it: "cuda", "rocm", "xpu", "hpu" or "cpu". Empty: not known."""
     @_builtins.property
     def peak_flops_per_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Dense FLOP per s by dtype in lower case ("bf16"). Empty: none known."""
@@ -139,10 +142,11 @@ class DeviceSpec(_message.Message):
         throttled_from_ratio: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         host_time_ratio: _builtins.float | None = ...,
         vendor_names: _abc.Iterable[_builtins.str] | None = ...,
+        platform: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_host_time_ratio", b"_host_time_ratio", "host_time_ratio", b"host_time_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_time_ratio", b"_host_time_ratio", "architecture", b"architecture", "clock_hz", b"clock_hz", "description", b"description", "host_time_ratio", b"host_time_ratio", "kind", b"kind", "l2_cache_bytes", b"l2_cache_bytes", "launch_latency_us", b"launch_latency_us", "memory_bandwidth_bytes_per_s", b"memory_bandwidth_bytes_per_s", "memory_bytes", b"memory_bytes", "name", b"name", "peak_flops_per_s", b"peak_flops_per_s", "sm_count", b"sm_count", "sustained_flops_ratio", b"sustained_flops_ratio", "tdp_w", b"tdp_w", "throttled_from_ratio", b"throttled_from_ratio", "vendor_names", b"vendor_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_host_time_ratio", b"_host_time_ratio", "architecture", b"architecture", "clock_hz", b"clock_hz", "description", b"description", "host_time_ratio", b"host_time_ratio", "kind", b"kind", "l2_cache_bytes", b"l2_cache_bytes", "launch_latency_us", b"launch_latency_us", "memory_bandwidth_bytes_per_s", b"memory_bandwidth_bytes_per_s", "memory_bytes", b"memory_bytes", "name", b"name", "peak_flops_per_s", b"peak_flops_per_s", "platform", b"platform", "sm_count", b"sm_count", "sustained_flops_ratio", b"sustained_flops_ratio", "tdp_w", b"tdp_w", "throttled_from_ratio", b"throttled_from_ratio", "vendor_names", b"vendor_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__host_time_ratio: _TypeAlias = _typing.Literal["host_time_ratio"]  # noqa: Y015
     _WhichOneofArgType__host_time_ratio: _TypeAlias = _typing.Literal["_host_time_ratio", b"_host_time_ratio"]  # noqa: Y015
