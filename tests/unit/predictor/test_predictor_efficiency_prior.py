@@ -59,6 +59,50 @@ def test_the_doubt_is_what_devices_err_on_one_left_out_but_never_little(
     assert float(found.latency_us[0] / found.low_us[0]) == pytest.approx(expected, rel=0.05)
 
 
+_AS_FAST = ("a30", "a100_sxm_80", "l40s", "b200")
+
+
+def test_a_device_without_the_kernels_neither_moves_others_nor_widens_their_intervals(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    fast = [row for name in _AS_FAST for row in gemm_rows(lambda _: 2.0, device=name)]
+    slow = gemm_rows(lambda _: 40.0, device="rtx_pro_6000")
+    answers = []
+    for rows in (fast, [*fast, *slow]):
+        service = make_predictor(rows)
+        train(service)
+        answers.append(_ask_h100(service))
+    alone, with_slow = answers
+    for name in ("latency_us", "low_us", "high_us"):
+        assert getattr(alone, name).tolist() == getattr(with_slow, name).tolist()
+    assert "gemm on 4 other GPUs, but for slower kernels of rtx_pro_6000" in with_slow.basis
+
+
+def test_most_devices_are_never_without_the_kernels(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    rows = [*gemm_rows(lambda _: 2.0, device="a30"), *gemm_rows(lambda _: 2.0, device="l40s")]
+    for name in ("a100_sxm_80", "b200", "rtx_pro_6000"):
+        rows += gemm_rows(lambda _: 40.0, device=name)
+    service = make_predictor(rows)
+    train(service)
+    found = _ask_h100(service)
+    assert "slower kernels" not in found.basis
+    assert found.high_us[0] / found.low_us[0] > 4.0
+
+
+def test_in_other_formats_a_device_set_apart_may_be_as_slow_as_it_was(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    rows = [row for name in _AS_FAST for row in gemm_rows(lambda _: 2.0, device=name)]
+    rows += gemm_rows(lambda _: 40.0, device="rtx_pro_6000")
+    service = make_predictor(rows)
+    train(service)
+    plain, slow = (_ask(service, name, DType.TF32) for name in ("h100_sxm", "rtx_pro_6000"))
+    assert plain.high_us[0] / plain.latency_us[0] < 4.0
+    assert 20.0 == pytest.approx(slow.high_us[0] / slow.latency_us[0], rel=0.05)
+
+
 def test_formats_of_another_width_do_not_say_how_efficient_products_are(
     make_predictor: MakePredictor, train: Train
 ) -> None:
@@ -75,6 +119,10 @@ def test_formats_of_another_width_do_not_say_how_efficient_products_are(
 
 
 def _ask_h100(service: PredictorService) -> LatencyColumns:
+    return _ask(service, "h100_sxm", DType.FP16)
+
+
+def _ask(service: PredictorService, device: str, dtype: DType) -> LatencyColumns:
     columns = {"m": np.array([64]), "n": np.array([4096]), "k": np.array([4096])}
-    table = OperatorTable(operator="gemm", dtype=DType.FP16, columns=columns)
-    return service.predict(LatencyQuery(device="h100_sxm", tables=(table,))).tables[0]
+    table = OperatorTable(operator="gemm", dtype=dtype, columns=columns)
+    return service.predict(LatencyQuery(device=device, tables=(table,))).tables[0]

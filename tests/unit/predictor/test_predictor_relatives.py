@@ -23,7 +23,9 @@ from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.source import find_relatives
 from foretoken.predictor.trainer import train_series
+from foretoken.predictor.transfer import default_transfer
 from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, own_share_of
+from foretoken.predictor.transfer.support import Support, name_place
 
 Train = Callable[..., PredictorTrainingReport]
 MakePredictor = Callable[[Rows], PredictorService]
@@ -76,10 +78,14 @@ def _models(keys: Sequence[SeriesKey]) -> ModelSet:
     return ModelSet(version="v", series={it.key: train_series(it, config, 0) for it in times})
 
 
-def _relatives(keys: Sequence[SeriesKey], device: str = "b200") -> list[str]:
+def _relatives(
+    keys: Sequence[SeriesKey], device: str = "b200", apart: tuple[str, ...] = ()
+) -> list[str]:
     asked = _key(device)
-    wanted = Wanted(preferred="vllm")
-    found = find_relatives(_models(keys), asked.spec, asked.target, wanted)
+    support = Support(operators=("gemm",), apart=apart)
+    transfers = {"gemm on any gpu": replace(default_transfer(), support=support)}
+    models = replace(_models(keys), transfers=transfers)
+    found = find_relatives(models, asked.spec, asked.target, Wanted(preferred="vllm"))
     return [source.target.device.name for source in found]
 
 
@@ -96,6 +102,14 @@ def test_each_chip_has_one_say_and_the_most_alike_are_asked() -> None:
 )
 def test_who_ran_another_engine_or_format_has_no_say(stranger: SeriesKey) -> None:
     assert ["l40s"] == _relatives([stranger, _key("l40s")])
+
+
+def test_who_ran_kernels_of_another_kind_has_a_say_only_as_the_most_alike() -> None:
+    keys = [_key("a100_sxm_80"), _key("rtx_pro_6000"), _key("l40s")]
+    apart = (name_place("rtx_pro_6000", "vllm 0.24.0"),)
+    assert ["a100_sxm_80", "rtx_pro_6000"] == _relatives(keys)
+    assert ["a100_sxm_80", "l40s"] == _relatives(keys, apart=apart)
+    assert ["rtx_pro_6000", "l40s"] == _relatives(keys, "rtx_5090", apart)
 
 
 def test_another_vendor_s_kernels_show_nothing() -> None:

@@ -132,7 +132,8 @@ def find_relatives(
 ) -> Sequence[Source]:
     """Return sources on devices of other chips, the most alike first, one of each chip.
 
-    All ran the software asked for, in some version, and the very operator and variant.
+    All ran the software asked for, in some version, and the very operator and variant. Who ran
+    kernels of another kind than everyone else has a say only as the most alike.
     """
     if spec.group not in GROUPS or target.phase is not Phase.FORWARD:
         return ()
@@ -145,6 +146,7 @@ def find_relatives(
             for name in layer.frameworks_of((spec.name, device.name))
         )
 
+    support = models.transfer(spec, target.device, wanted.variant, target.dtype).support
     found: list[Source] = []
     chips: set[str] = {target.device.name}
     apart = {it.name: apart_log(target.device, it) for it in all_devices().values()}
@@ -154,7 +156,10 @@ def find_relatives(
         asked = replace(target, device=device)
         sources = [it for it in _on(models.layers, spec, asked, wanted) if _ran_the_very(it.choice)]
         if sources:
-            found.append(min(sources, key=lambda it: it.doubt_log(spec, asked)))
+            best = min(sources, key=lambda it: it.doubt_log(spec, asked))
+            if found and support.sets_apart(device, best.choice.head.key.framework):
+                continue
+            found.append(best)
             chips |= {it.name for it in (device, *find_siblings(device, target.dtype))}
     return found
 
