@@ -50,7 +50,7 @@ def test_spreads_that_were_counted_go_by_the_experts_shape() -> None:
     renamed = dataclasses.replace(model, name="mine", num_layers=2)
     assert "lognormal_1.35" == counted_routing(model) == counted_routing(renamed)
     for name in ("gpt-oss-20b", "mixtral-8x7b", "llama-3.1-8b"):
-        assert "balanced" == counted_routing(find_model(name))
+        assert "uniform" == counted_routing(find_model(name))
 
 
 def test_drawn_experts_are_as_many_as_tokens_draw() -> None:
@@ -82,7 +82,24 @@ def test_popular_experts_fill_one_rank_more_unless_they_are_placed() -> None:
     assert 1.1 * mean > expert_load(1024, placed).num_pairs >= mean
 
 
-@pytest.mark.parametrize("name", ["balanced", "power_law_1.2", "lognormal_1.35"])
+@pytest.mark.parametrize(("num_experts", "num_ranks"), [(128, 8), (256, 2), (256, 64)])
+@pytest.mark.parametrize("num_tokens", [4, 64, 512])
+def test_the_busiest_rank_of_experts_that_are_all_as_likely_is_as_tokens_draw(
+    num_tokens: int, num_experts: int, num_ranks: int
+) -> None:
+    random, num_layers = np.random.default_rng(1), 40
+    keys = random.random((num_layers, num_tokens, num_experts))
+    ranks = np.argpartition(keys, 8, axis=2)[:, :, :8] // (num_experts // num_ranks)
+    counts = np.array([np.bincount(drawn.reshape(-1), minlength=num_ranks) for drawn in ranks])
+    expected = counts.max(axis=1).mean()
+    routing = ExpertRouting(top_k=8, num_experts=num_experts, num_ranks=num_ranks, name="uniform")
+    even = dataclasses.replace(routing, name="balanced")
+    found = expert_load(num_tokens, routing).num_pairs
+    assert pytest.approx(expected, rel=0.1, abs=0.8) == found
+    assert found > expert_load(num_tokens, even).num_pairs
+
+
+@pytest.mark.parametrize("name", ["balanced", "uniform", "power_law_1.2", "lognormal_1.35"])
 @pytest.mark.parametrize("num_ranks", [1, 8])
 def test_a_column_is_as_its_rows(name: str, num_ranks: int) -> None:
     routing = ExpertRouting(top_k=8, num_experts=128, num_ranks=num_ranks, name=name)

@@ -231,16 +231,21 @@ def test_experts_that_are_drawn_are_told_by_balanced_ones_that_are_as_many() -> 
 
 def test_a_ranks_experts_are_told_by_those_of_a_device_that_holds_all() -> None:
     experts = {"moe_experts": lambda table: table.columns["num_tokens"]}
-    scenario = _one_layer("mixtral-8x7b", layout=ParallelLayout(dp=2, ep=2))
+    layout = ParallelLayout(dp=2, ep=2)
+    scenario = _one_layer("mixtral-8x7b", layout=layout, moe_routing="balanced")
     # Half of the pairs of 512 tokens and their two experts are a rank's.
     assert _tables(scenario, experts).shared[0, 0, 512] == pytest.approx(256)
+    # One of two ranks has some more of those that tokens draw.
+    drawn = _tables(replace(scenario, moe_routing=""), experts).shared[0, 0]
+    assert [3, 261] == drawn[[4, 512]].tolist()
 
 
 def test_vllm_also_goes_through_the_pairs_of_other_ranks() -> None:
     experts = {"moe_experts": lambda table: table.columns["num_tokens"]}
     engine = EngineSpec(profile="vllm-0.19", max_num_batched_tokens=2048)
     layout = ParallelLayout(dp=2, ep=2)
-    scenario = replace(_one_layer("mixtral-8x7b", layout=layout), engine=engine)
+    scenario = _one_layer("mixtral-8x7b", layout=layout, moe_routing="balanced")
+    scenario = replace(scenario, engine=engine)
     # Zeros for both products, the activation and the sum over experts, of 512 pairs.
     moved = 2 * 512 * (5 * 14336 + 2 * 4096)
     bandwidth = find_device("h100_sxm").memory_bandwidth_bytes_per_s

@@ -5,6 +5,9 @@ A batch of few tokens hits fewer experts than if each were as likely: of gpt-oss
 Popularities of which the logarithm is normal with a deviation of 1.35 give 109 and 88, those of 1.4
 107 and 95, of 1.2 113 and 79.
 Source: ai-dynamo/aisimulate pull request 264, `gym-tpot-serving-20260917.md`.
+
+Where all are as likely some rank still gets more tokens than others, of few tokens most: of four
+tokens to 8 of 256 experts on eight ranks it is 7 in place of 4, of 64 it is 76 in place of 64.
 """
 
 import math
@@ -17,6 +20,7 @@ from statistics import NormalDist, fmean
 
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.stack import stack_of
+from foretoken.domain.units import Quantity
 
 _LOGNORMAL = re.compile(r"lognormal_(\d+(?:\.\d+)?)")
 # Spreads that were counted, by the experts of the model: its features, experts, experts of a token.
@@ -34,12 +38,12 @@ def routing_deviation(name: str) -> float | None:
 
 
 def counted_routing(model: ModelArchitecture) -> str:
-    """Return how a model spreads tokens over its experts where that was counted, else balanced."""
+    """Return how a model spreads tokens over its experts where that was counted, else uniformly."""
     for part, _ in stack_of(model).parts:
         if part.kind == "experts":
             shape = (model.hidden, part["num_experts"], part["top_k"])
-            return _COUNTED.get(shape, "balanced")
-    return "balanced"
+            return _COUNTED.get(shape, "uniform")
+    return "uniform"
 
 
 @lru_cache(maxsize=64)
@@ -118,6 +122,20 @@ def busiest_load(ranks: RankChances, num_tokens: int) -> tuple[float, float]:
     pairs = max(mean, fmean(num_tokens * each for each in ranks.means) + excess)
     tokens = num_tokens * (pairs / mean if mean else 1.0)
     return pairs, sum(1 - miss**tokens for miss in ranks.misses)
+
+
+def uniform_imbalance(
+    num_tokens: Quantity, top_k: int, num_experts: int, num_ranks: int
+) -> Quantity:
+    """Return what the rank with most pairs is expected to have over the mean.
+
+    Each token draws `top_k` different experts, all as likely: what a rank gets of one is
+    hypergeometric. The largest of many is taken as above.
+    """
+    share = 1 / num_ranks
+    missed = (num_experts - top_k) / max(num_experts - 1, 1)
+    variance = top_k * share * (1 - share) * missed
+    return 1 + _excess(num_ranks) * (variance / num_tokens) ** 0.5 / (top_k * share)
 
 
 @cache

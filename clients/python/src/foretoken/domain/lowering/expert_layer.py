@@ -1,9 +1,10 @@
 """The mixture-of-experts MLP of a layer: how many experts are reached, and the work.
 
-A router spreads tokens `balanced`, as likely to every expert, or by `power_law_A`: the experts'
-shares are drawn with a density that falls as x^-A. Latencies in the catalog were measured under
-such routings, by the same law. It gives every expert its share of the tokens, as far as they go;
-with `lognormal_S` each token draws its experts instead (see `drawn_routing`).
+A router spreads tokens `balanced`, over all ranks alike, or by `power_law_A`: the experts' shares
+are drawn with a density that falls as x^-A. Latencies in the catalog were measured under such
+routings, by the same law. It gives every expert its share of the tokens, as far as they go; with
+`uniform` and `lognormal_S` each token draws its experts instead, each as likely or by popularity,
+and some rank gets more than others (see `drawn_routing`).
 Source: AIConfigurator, collector/helper.py (`balanced_logits`, `power_law_logits_v3`).
 
 Engines run all experts as one operator. Training frameworks sort tokens by expert, multiply in
@@ -27,6 +28,7 @@ from foretoken.domain.lowering.drawn_routing import (
     busiest_load,
     draw_chances,
     routing_deviation,
+    uniform_imbalance,
 )
 from foretoken.domain.lowering.expert_placement import place_balanced, place_in_order
 from foretoken.domain.lowering.graph import OperatorNode, Partition
@@ -36,7 +38,8 @@ from foretoken.domain.measurements.estimate import DType, Phase
 from foretoken.domain.models.layer import LayerPart
 from foretoken.domain.units import Quantity, ceil_divide, smaller
 
-_EVEN = ("", "balanced", "uniform")
+_UNIFORM, _BALANCED = "uniform", "balanced"
+_EVEN = ("", _BALANCED, _UNIFORM)
 _DRAWN_AS = "power_law_1.01"
 _POWER_LAW = re.compile(r"power_law_(\d+(?:\.\d+)?)")
 # Shares of a power law between 1 and 0.8 of the tokens; for so few tokens that not every expert can
@@ -102,11 +105,16 @@ def expert_load(
 
     """
     num_local = routing.num_held // routing.num_ranks
-    ratio = min(1.0, imbalance_ratio * routing.top_k / routing.num_held)
-    mean_pairs = num_tokens * (routing.top_k / routing.num_ranks)
-    pairs = rounded(mean_pairs * imbalance_ratio)
-    active = rounded(num_local * (1 - (1 - ratio) ** (num_tokens * 1.0)))
     check_routing(routing.name)
+    imbalance: Quantity = imbalance_ratio
+    if routing.name == _UNIFORM:
+        drawn_ratio = uniform_imbalance(
+            num_tokens, routing.top_k, routing.num_held, routing.num_ranks
+        )
+        imbalance = -smaller(-drawn_ratio, -imbalance_ratio)
+    ratio = smaller(imbalance * (routing.top_k / routing.num_held), 1.0)
+    pairs = rounded(num_tokens * (routing.top_k / routing.num_ranks) * imbalance)
+    active = rounded(num_local * (1 - (1 - ratio) ** (num_tokens * 1.0)))
     if routing.name not in _EVEN:
         drawn = _each(num_tokens, routing)
         pairs, active = larger(pairs, drawn.num_pairs), drawn.num_active
@@ -175,12 +183,15 @@ def check_routing(name: str) -> None:
 def measured_routing(name: str) -> str:
     """Return under which spread latencies were measured that hold for this one.
 
-    Nobody timed experts that were drawn. Few tokens that hit as many experts take as long under
+    Experts that are all as likely take what balanced ones with as many tokens and experts hit take;
+    nobody timed those drawn by popularity. Few tokens that hit as many experts take as long under
     each: as TensorRT-LLM's tables of gpt-oss-120b on H200, learned one by one, have it, 8 tokens
     and 23 experts 161 us (balanced), 159 and 166 (power laws 1.01, 1.2), 64 and 74 389, 385 and
     388; where one expert has many, as of 1,024 tokens, balanced ones take a quarter less.
     """
-    return _DRAWN_AS if routing_deviation(name) is not None else name
+    if routing_deviation(name) is not None:
+        return _DRAWN_AS
+    return _BALANCED if name == _UNIFORM else name
 
 
 def _each(num_tokens: Quantity, routing: ExpertRouting) -> ExpertLoad:

@@ -85,7 +85,7 @@ class ServingScenario:
     moe_routing: str = option(
         "",
         "spread of tokens over experts: as latencies were measured (power_law_1.01), or drawn by"
-        " popularity (lognormal_1.35); empty: as was counted of the model, else balanced",
+        " popularity (lognormal_1.35); empty: as was counted of the model, else drawn uniformly",
     )
     moe_imbalance_ratio: float = option(
         1.0, "load of the busiest expert-parallel rank over the mean"
