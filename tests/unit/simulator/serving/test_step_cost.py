@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from serving_fakes import RooflinePredictor, build_scenario
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.roofline import collective_terms, compute_terms
@@ -224,6 +225,33 @@ def test_what_an_operator_is_made_of_is_launched_kernel_by_kernel() -> None:
     assert 4 * 32 == launches["llama-3.1-8b", "fp8"] - dense
     # With the router, in place of two products and an activation.
     assert (1 + 9 - 3) * 32 == launches["mixtral-8x7b", ""] - dense
+
+
+def test_experts_are_one_call_of_the_host_by_their_format() -> None:
+    """Instead of nine kernels, and on top of what a step has outside its layers."""
+    model = find_model("mixtral-8x7b")
+
+    def launches_us(quantization: str, **rules: str) -> float:
+        engine = EngineSpec(profile="plain", rules={"launch_us": "1000", **rules})
+        scenario = build_scenario(
+            model=model, device="h200_sxm", quantization=quantization, engine=engine
+        )
+        return float(_cost(scenario).tables.floor_us[0, 1, 512])
+
+    calls = "{other: 500, w4a16_mxfp4: 20000}"
+    for quantization, call_us in (("", 500), ("experts=w4a16_mxfp4", 20_000)):
+        by_kernels_us = launches_us(quantization)
+        by_calls_us = launches_us(quantization, expert_call_us=calls, eager_us="7000")
+        saved_us = model.num_layers * (9 * 1000 - call_us)
+        assert pytest.approx(saved_us - 7000) == by_kernels_us - by_calls_us
+    only_named_us = launches_us("", expert_call_us="{w4a16_mxfp4: 20000}")
+    assert launches_us("") == only_named_us
+
+
+def test_no_call_of_experts_takes_less_than_nothing() -> None:
+    rules = {"expert_call_us": "{other: -1}"}
+    with pytest.raises(InvalidRequestError, match=r"expert_call_us\.other"):
+        EngineSpec(profile="plain", rules=rules).resolve()
 
 
 def test_decodes_are_padded_to_captured_sizes() -> None:

@@ -9,51 +9,22 @@ from typing import Any
 
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.device_rules import DeviceRules
 from foretoken.domain.frameworks.engine_capability import EngineCapabilities
-from foretoken.domain.frameworks.host_time import HOST_TIMES, scale_host_times
+from foretoken.domain.frameworks.host_time import (
+    HOST_TIMES,
+    HOST_TIMES_BY_KIND,
+    scale_host_times,
+)
 from foretoken.domain.frameworks.kv_tier import KvTier, read_tiers
 from foretoken.domain.frameworks.profile_folder import load_profiles
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.plugins import parse_yaml_value
 from foretoken.domain.requests.option import option
-from foretoken.domain.units import GIB
 
 # How engines in lock step hand tokens to the ranks of their experts; see `parallelism/ep.py`.
 EXPERT_EXCHANGES = ("all_gather", "all_to_all", "deepep_normal", "deepep_low_latency")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceRules:
-    """What an engine sets by itself on devices of at least so much memory, in GiB.
-
-    `architectures` (empty: all) are those it is for, `except_devices` names that it is not;
-    `least_tp` is the tensor parallelism it takes. Of the device's memory the engine leaves
-    `spare_mib` to what its `memory_utilization_ratio` is not for (0: the ratio is a rule).
-    """
-
-    least_gib: float
-    rules: Mapping[str, Any]
-    least_tp: int = 1
-    spare_mib: float = 0.0
-    architectures: tuple[str, ...] = ()
-    except_devices: tuple[str, ...] = ()
-
-    def holds_for(self, device: DeviceSpec, tp: int) -> bool:
-        """Whether a device, and a tensor parallelism, is one of them."""
-        return (
-            device.memory_bytes >= self.least_gib * GIB
-            and tp >= self.least_tp
-            and device.architecture in (self.architectures or (device.architecture,))
-            and device.name not in self.except_devices
-        )
-
-    def list_rules(self, device: DeviceSpec) -> Mapping[str, Any]:
-        """Return the rules on a device."""
-        if not self.spare_mib:
-            return self.rules
-        ratio = 1 - self.spare_mib * 2**20 / device.memory_bytes
-        return {**self.rules, "memory_utilization_ratio": round(ratio, 3)}
 
 
 # The profile of a scenario that names none.
@@ -118,9 +89,11 @@ class EngineProfile:
     `output_us` after it; the device waits for what the asynchronous engine does not hide. An output
     server next to the engine hands tokens out, `output_us_per_seq` each, one step's after the
     other's (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
-    faster than its launches: `launch_us` a kernel, nor one captured in pieces than `piece_us` a
-    layer; ranks wait for the slowest of them, whose hosts take longer or shorter by
-    `launch_spread_ratio` (a standard deviation). Where a step with prompts has as many tokens as
+    faster than its launches: `launch_us` a kernel, but for experts, which as one call take
+    `expert_call_us` by the format of their weights (`other`: of those not named; empty: their
+    kernels), and `eager_us` outside the layers; nor one captured in pieces than `piece_us` a layer;
+    ranks wait for the slowest of them, whose hosts take longer or shorter by `launch_spread_ratio`
+    (a standard deviation). Where a step with prompts has as many tokens as
     none before it, the host compiles kernels first, `compile_us` for each kind of layer that the
     model has. A server in front of the engine tokenizes one prompt after the other,
     `frontend_us_per_token` for each token, and hands them over to the executor one after the other,
@@ -191,6 +164,8 @@ class EngineProfile:
     output_us: float = 0.0
     output_us_per_seq: float = 0.0
     launch_us: float = 0.0
+    expert_call_us: Mapping[str, float] = field(default_factory=dict, hash=False)
+    eager_us: float = 0.0
     piece_us: float = 0.0
     launch_spread_ratio: float = 0.0
     compile_us: Mapping[str, float] = field(default_factory=dict, hash=False)
@@ -245,8 +220,9 @@ class EngineProfile:
             if not getattr(self, name) >= 0
         ]
         violations += [
-            FieldViolation(f"compile_us.{kind}", "must not be negative")
-            for kind, time_us in self.compile_us.items()
+            FieldViolation(f"{name}.{kind}", "must not be negative")
+            for name in HOST_TIMES_BY_KIND
+            for kind, time_us in getattr(self, name).items()
             if not time_us >= 0
         ]
         violations += [

@@ -10,11 +10,14 @@ HOST_TIMES = (
     "output_us",
     "output_us_per_seq",
     "launch_us",
+    "eager_us",
     "piece_us",
     "frontend_ms",
     "frontend_us_per_token",
     "executor_us_per_token",
 )
+# Those that have a number for each kind of something.
+HOST_TIMES_BY_KIND = ("compile_us", "expert_call_us")
 
 
 def scale_host_times(
@@ -22,6 +25,8 @@ def scale_host_times(
 ) -> dict[str, Any]:
     """Return an engine's host times, `ratio` times as long; those `kept` are as they are."""
     scaled = {name: ratio * rules[name] for name in HOST_TIMES if name not in kept}
-    if "compile_us" not in kept:
-        scaled["compile_us"] = {kind: ratio * us for kind, us in rules["compile_us"].items()}
-    return scaled
+    return scaled | {
+        name: {kind: ratio * us for kind, us in rules[name].items()}
+        for name in HOST_TIMES_BY_KIND
+        if name not in kept
+    }

@@ -1,6 +1,6 @@
 """Families of operators whose time depends on the same few numbers of a step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,7 @@ from foretoken.domain.lowering.graph import (
 from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.operators.attention_prefill import prefill_dims
-from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.simulator.grid import Floats, cross_points, spaced_integers
+from foretoken.simulator.grid import cross_points, spaced_integers
 
 Axes = tuple[Any, ...]
 
@@ -145,23 +144,3 @@ def varying_nodes(
         ]
         for rank in ranks
     ]
-
-
-def count_kernels(options: LoweringOptions, ranks: Sequence[RankContext]) -> Floats:
-    """Return how many kernels the step of a prompt launches on each rank."""
-    batch = prefill_batch((np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)))
-    return np.array([count_launches(lower_rank(batch, options, rank)) for rank in ranks])
-
-
-def count_launches(nodes: Iterable[OperatorNode]) -> float:
-    """Return how many kernels operators are; products in 8 bit and less have one that quantises."""
-    return float(
-        sum(
-            node.repeat
-            * (
-                find_operator(node.operator).num_launches
-                + (node.operator == "gemm" and node.dtype.num_bytes <= 1)
-            )
-            for node in nodes
-        )
-    )

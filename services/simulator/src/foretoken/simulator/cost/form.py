@@ -25,6 +25,7 @@ from foretoken.simulator.cost.image_encoding import (
     encoding_channels,
     image_share,
 )
+from foretoken.simulator.cost.launching import time_launches
 from foretoken.simulator.cost.padding import padded_tokens
 from foretoken.simulator.cost.rank_waiting import slowest_ratio
 from foretoken.simulator.cost.substitute import Substitute, find_folded
@@ -127,7 +128,7 @@ class SurfaceForm:
         encoding_us = 0.0
         if self._spec.images is not None:
             encoding = encoding_channels(
-                self._encoder, groups, lambda node: by_node[id(node)], self._spec.launch_us
+                self._encoder, groups, lambda node: by_node[id(node)], self._spec.launches.launch_us
             )
             encoding_us = float(encoding[: len(groups)].sum())
             share = image_share(self._spec.images, self._axes["prefill"])
@@ -269,15 +270,18 @@ class SurfaceForm:
     def _floor_us(self) -> Floats:
         """Return what launching a step takes, by [stage, decode or mixed, tokens]."""
         spec, limits = self._spec, self._spec.limits
-        launches_us = spec.launch_us * family.count_kernels(spec.options, self._ranks)
-        launches_us *= slowest_ratio(spec.layout.tp * spec.layout.dp, spec.launch_spread_ratio)
+        launches_us = time_launches(spec.launches, spec.options, self._ranks)
+        num_ranks = spec.layout.tp * spec.layout.dp
+        launches_us *= slowest_ratio(num_ranks, spec.launches.spread_ratio)
         layers = np.array([float(rank.num_stage_layers) for rank in self._ranks])
         pieces_us = spec.piece_us * layers[:, None]
         floor_us = np.repeat(launches_us[:, None, None], 2, axis=1)
         floor_us = floor_us * np.ones(limits.num_tokens + 1)
         captured = spec.graphs.largest + 1
         if spec.graphs.pads_decodes:
-            floor_us[:, 0, :captured] = spec.launch_us if spec.graphs.is_full else pieces_us
+            floor_us[:, 0, :captured] = (
+                spec.launches.launch_us if spec.graphs.is_full else pieces_us
+            )
         if spec.graphs.pads_mixed:
             floor_us[:, 1, :captured] = pieces_us
         return floor_us * self._parts_of(np.arange(limits.num_tokens + 1))

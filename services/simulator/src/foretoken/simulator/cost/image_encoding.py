@@ -16,7 +16,8 @@ from foretoken.domain.lowering.image_encoder import lower_encoder
 from foretoken.domain.measurements.estimate import LatencyColumns
 from foretoken.domain.models.image import EncodedImages
 from foretoken.simulator.cost.answer import channels_of, num_channels
-from foretoken.simulator.cost.family import Axes, count_launches
+from foretoken.simulator.cost.family import Axes
+from foretoken.simulator.cost.launching import count_launches
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.grid import Floats
 

@@ -24,6 +24,7 @@ from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.simulator.cost.answer import Questions
 from foretoken.simulator.cost.form import SurfaceForm
 from foretoken.simulator.cost.lasting_steps import blend_lasting
+from foretoken.simulator.cost.launching import launch_rules
 from foretoken.simulator.cost.padding import graph_rule
 from foretoken.simulator.cost.step_scope import check_scope
 from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
@@ -63,9 +64,8 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         options=serving_options(scenario),
         layout=engine_layout(scenario),
         graphs=graph_rule(_capturing_engine(scenario)),
-        launch_us=engine.launch_us,
+        launches=launch_rules(engine),
         piece_us=engine.piece_us,
-        launch_spread_ratio=engine.launch_spread_ratio,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_num_seqs=engine.max_num_seqs,
         max_context=1 << max(max_context - 1, 1).bit_length(),

@@ -8,6 +8,7 @@ from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.image import EncodedImages
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.cost.family import Axes, StepLimits
+from foretoken.simulator.cost.launching import LaunchRules
 from foretoken.simulator.cost.padding import GraphRule
 from foretoken.simulator.grid import Floats, Ints
 
@@ -38,9 +39,8 @@ class SurfaceSpec:
     options: LoweringOptions
     layout: ParallelLayout
     graphs: GraphRule
-    launch_us: float
+    launches: LaunchRules
     piece_us: float
-    launch_spread_ratio: float
     max_num_batched_tokens: int
     max_num_seqs: int
     max_context: int
