@@ -18,7 +18,12 @@ from foretoken.domain.measurements.estimate import (
 )
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.predictor.service import PredictorService
-from foretoken.predictor.software import Relation, parse_software, software_doubt_log
+from foretoken.predictor.software import (
+    Relation,
+    library_doubt_log,
+    parse_software,
+    software_doubt_log,
+)
 
 MakePredictor = Callable[[Rows], PredictorService]
 Train = Callable[..., object]
@@ -79,8 +84,13 @@ def test_products_measured_as_pytorchs_answer_before_more_rows_of_others(
     found = _ask(service, preferred_framework="pytorch")
     assert [1.5] == _slowdowns(found)
     assert "" == found.other_framework
-    doubt_log = software_doubt_log(Relation.VERSION, find_operator("gemm"), "bf16", "")
+    (doubt_log,) = library_doubt_log(np.asarray(found.latency_us))
     _assert_wider(found, _ask(service, framework="sglang 0.5.14"), doubt_log)
+
+
+def test_long_products_of_a_library_vary_less_between_its_versions_than_short_ones() -> None:
+    short, long = np.exp(library_doubt_log(np.array([99.0, 100.0])))
+    assert (1.27, 1.15) == pytest.approx((short, long))
 
 
 def test_own_rows_answer_before_more_rows_of_others(

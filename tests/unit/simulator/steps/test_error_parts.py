@@ -33,7 +33,12 @@ _IN_NODE = ERROR_FAMILIES.index("collectives in a node")
     ("operator", "columns", "family"),
     [
         ("gemm", {"m": [1], "n": [1], "k": [1]}, "matrix products"),
-        ("rms_norm", {"num_tokens": [1], "hidden_size": [1]}, "memory-bound operators"),
+        ("rms_norm", {"num_tokens": [1], "hidden_size": [1]}, "norms"),
+        ("silu_mul", {"num_tokens": [1]}, "activations"),
+        ("quantize", {"num_tokens": [1]}, "conversions to 8 bit"),
+        ("moe_permute", {"num_tokens": [1]}, "rows of experts"),
+        ("adam", {"num_elements": [1]}, "the optimizer"),
+        ("rope", {"num_tokens": [1]}, "other memory-bound operators"),
         ("attention_prefill", {"batch_size": [1]}, "attention"),
         ("grouped_gemm", {"m": [1]}, "matrix products"),
         ("all_reduce", {"num_nodes": [1]}, "collectives in a node"),

@@ -33,6 +33,7 @@ from foretoken.predictor.query_check import check_group, refuse_extrapolation
 from foretoken.predictor.query_columns import Call, find_target, read_columns
 from foretoken.predictor.repeated_calls import find_repeated
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
+from foretoken.predictor.software import Relation, library_doubt_log
 from foretoken.predictor.source import (
     Source,
     choice_doubt_log,
@@ -354,7 +355,8 @@ class Estimator:
         if choice.is_other_code:
             provenance[:] = Provenance.EXTRAPOLATED.value
         nearest = neighbours.rows[:, 0]
-        found = widen(pack(latency_us, low_us, high_us, provenance), _doubt_of_choice(choice))
+        doubt_log = _doubt_of_choice(choice, latency_us)
+        found = widen(pack(latency_us, low_us, high_us, provenance), doubt_log)
         return replace(
             found,
             low_us=np.minimum(np.maximum(found.low_us, floor_us), latency_us),
@@ -457,11 +459,15 @@ def _blend(
     return latency_us, (low_us, high_us)
 
 
-def _doubt_of_choice(choice: Choice) -> float:
+def _doubt_of_choice(choice: Choice, latency_us: FloatColumn) -> float | FloatColumn:
     """Return the further uncertainty about times of another software, kernel or variant."""
     series = choice.model.series
     doubt_log = choice_doubt_log(choice, series.key.spec)
-    return max(doubt_log, series.noise_log) if choice.is_other_code else doubt_log
+    if choice.is_other_code:
+        return max(doubt_log, series.noise_log)
+    if choice.software is Relation.LIBRARY and not series.key.spec.is_collective:
+        return library_doubt_log(latency_us)
+    return doubt_log
 
 
 def _is_unlike(choice: Choice, call: Call) -> _Flags:

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
+
 from foretoken.domain.operators.spec.operator import OperatorSpec
 
 _Version = tuple[int, ...]
@@ -57,6 +60,11 @@ _APART: Mapping[str, Sequence[tuple[float, float]]] = {
 # Plain matrix products by format: in 16 bit all software calls one library (1.14 to 1.22, of short
 # and of long ones), in 8 bit kernels of its own (2.2 where they are short, 1.5 where long).
 _GEMM_16_BIT_APART, _16_BIT = (1.18, 1.20), ("bf16", "fp16")
+# PyTorch's own products at two versions of it, short calls and long ones, of so many µs and more.
+# Source: `torch.nn.functional.linear` as up to three releases of SGLang timed it on six devices
+# (NVIDIA's wheel of October 2026, 14 pairs of tables with one voice each, as in
+# bench_software_disagreement.py).
+_LIBRARY_APART, _LONG_CALL_US = (1.27, 1.15), 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ class Software:
 def software_doubt_log(relation: Relation, spec: OperatorSpec, dtype: str, variant: str) -> float:
     """Return the further uncertainty about an operator's times of software of such a relation.
 
-    Products of a library are those of some version of it.
+    Products of a library are those of some version of it; see `library_doubt_log` of their length.
     """
     version, other = _APART.get(spec.group, _APART["attention"])[bool(variant)]
     if spec.name == _GEMM and not variant and dtype in _16_BIT:
@@ -123,6 +131,12 @@ def software_doubt_log(relation: Relation, spec: OperatorSpec, dtype: str, varia
     library = 1.0 if spec.is_collective else version
     widths = {Relation.VERSION: version, Relation.LIBRARY: library, Relation.OTHER: other}
     return math.log(widths.get(relation, 1.0))
+
+
+def library_doubt_log(latency_us: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the further uncertainty about a library's products at another version, by length."""
+    short, long = (math.log(factor) for factor in _LIBRARY_APART)
+    return np.where(latency_us < _LONG_CALL_US, short, long)
 
 
 @cache

@@ -2,8 +2,10 @@
 
 Estimates of a family of operators come from one kind of table, kernel and software, so they err
 together: within a family errors are summed. Families err on their own, so from family to family it
-is their squares that add up. A family has two parts that err on their own: what was measured on the
-device or the links themselves, and what is estimated from others.
+is their squares that add up. Kernels that stream through memory are families by what they do: how
+many times the time of its data sheet each takes is its own, alike at all sizes. A family has two
+parts that err on their own: what was measured on the device or the links themselves, and what is
+estimated from others.
 
 A step is timed with each part at its lower, then at its upper bounds. Its own bounds are the
 estimate less the root of the sum of squares of what it shrinks by, and the same with what it grows
@@ -25,8 +27,16 @@ ERROR_FAMILIES = (
     # Those of experts too.
     "matrix products",
     "attention",
-    # Whatever else a device computes.
-    "memory-bound operators",
+    # What a device does besides is bound by its memory. Source of its families: how many times the
+    # time of its data sheet a kernel takes, of `row_band.py`'s series and means over calls beyond
+    # the cache, goes together from one kernel to another on one device and software at -0.12 (42
+    # pairs); calls of one series are 0.07 apart, series 0.36 (both in log units).
+    "norms",
+    "activations",
+    "conversions to 8 bit",
+    "rows of experts",
+    "the optimizer",
+    "other memory-bound operators",
     "collectives in a node",
     "collectives between nodes",
     # From one rank of a pipeline to the next, and round a ring.
@@ -37,8 +47,19 @@ ERROR_FAMILIES = (
 # Families of estimates from a device's own measurements, then of those estimated from elsewhere.
 NUM_PARTS = 2 * len(ERROR_FAMILIES)
 _FROM_ELSEWHERE = (Provenance.TRANSFERRED.value, Provenance.ANALYTICAL.value)
-_OF_GROUP = {"gemm": 0, "moe": 0, "lora": 0, "attention": 1, HOST_GROUP: 6}
-_MEMORY_BOUND, _IN_NODE, _BETWEEN_NODES, _POINT_TO_POINT = 2, 3, 4, 5
+_OF_GROUP = {
+    **dict.fromkeys(("gemm", "moe", "lora"), "matrix products"),
+    "attention": "attention",
+    "optimizer": "the optimizer",
+    HOST_GROUP: "the host",
+}
+_OF_OPERATOR = {
+    **dict.fromkeys(("rms_norm", "add_rms_norm", "layer_norm", "norm_upcast"), "norms"),
+    **dict.fromkeys(("silu", "silu_mul", "gelu", "product", "bias_add"), "activations"),
+    "quantize": "conversions to 8 bit",
+    **dict.fromkeys(("moe_permute", "moe_unpermute", "moe_topk"), "rows of experts"),
+    "send_recv": "point to point",
+}
 
 
 # The estimate, then each part at its lower bounds, then each at its upper ones.
@@ -70,12 +91,12 @@ def parts_of(table: OperatorTable, provenance: Ints) -> Ints:
 def families_of(table: OperatorTable) -> Ints:
     """Return the place in `ERROR_FAMILIES` of every row of a table."""
     spec = find_operator(table.operator)
-    family = np.full(table.num_rows, _OF_GROUP.get(spec.group, _MEMORY_BOUND), dtype=np.int64)
-    if spec.is_collective:
+    named = _OF_OPERATOR.get(spec.name) or _OF_GROUP.get(spec.group)
+    place = ERROR_FAMILIES.index(named or "other memory-bound operators")
+    family = np.full(table.num_rows, place, dtype=np.int64)
+    if spec.is_collective and named is None:
         is_far = np.asarray(table.columns.get("num_nodes", 1)) > 1
-        family[:] = np.where(is_far, _BETWEEN_NODES, _IN_NODE)
-    if spec.name == "send_recv":
-        family[:] = _POINT_TO_POINT
+        family[:] = ERROR_FAMILIES.index("collectives in a node") + is_far
     return family
 
 

@@ -132,11 +132,14 @@ def _words(table: OperatorTable, row: int) -> str:
 # left out of training is estimated. No training step is in it. The last two of the second row are
 # that of collectives in a node: too few networks were measured to leave any out. One host launches
 # everything, so it errs alike.
-_OWN = (0.21, 0.13, 0.58, 0.76, 0.27, 0.16, 1.0)
-_ELSEWHERE = (0.70, 0.72, 0.74, 0.76, 0.76, 0.76, 1.0)
+_NUM_BOUND = 6
+_OWN = (0.21, 0.13, *(0.58,) * _NUM_BOUND, 0.76, 0.27, 0.16, 1.0)
+_ELSEWHERE = (0.70, 0.72, *(0.74,) * _NUM_BOUND, 0.76, 0.76, 0.76, 1.0)
 CORRELATIONS: Floats = np.array([*_OWN, *_ELSEWHERE])
 # What a device computes, whose calls are of one size where strategies cut layers alike.
-IS_COMPUTED: Flags = np.array([True, True, True, False, False, False, False] * 2)
+IS_COMPUTED: Flags = np.array(
+    [True] * (2 + _NUM_BOUND) + [False] * 4 + [True] * (2 + _NUM_BOUND) + [False] * 4
+)
 # What makes calls that a device computes of one size.
 _SIZES = ("tp", "cp", "ep", "micro_batch_size")
 
