@@ -27,10 +27,10 @@ ERROR_FAMILIES = (
     # Those of experts too.
     "matrix products",
     "attention",
-    # What a device does besides is bound by its memory. Source of its families: how many times the
-    # time of its data sheet a kernel takes, of `row_band.py`'s series and means over calls beyond
-    # the cache, goes together from one kernel to another on one device and software at -0.12 (42
-    # pairs); calls of one series are 0.07 apart, series 0.36 (both in log units).
+    # What a device does besides is bound by its memory. Source of its families:
+    # `tests/benchmarks/bench_memory_bound_errors.py`: how many times the time of its data sheet a
+    # kernel takes goes together from one kernel to another, on one device and software, at -0.17
+    # (31 pairs); calls of one kernel are 0.03 apart, kernels 0.36 (in log units).
     "norms",
     "activations",
     "conversions to 8 bit",
