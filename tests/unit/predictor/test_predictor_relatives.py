@@ -180,7 +180,7 @@ def test_intervals_are_wider_where_voices_differ_and_where_nobody_is_alike(desig
         )
     )
     widths = [np.log(it.high_us / it.low_us) for it in (alike, differing, far)]
-    assert 2.0 * 2.66 * 0.15 == pytest.approx(widths[0])
+    assert 2.0 * 1.84 * 0.2 == pytest.approx(widths[0])
     assert (widths[1] > 1.1 * widths[0]).all()
     assert (widths[2] > 1.1 * widths[0]).all()
 
