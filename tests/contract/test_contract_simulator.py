@@ -1,6 +1,7 @@
 """The simulator behaves alike whether it is embedded or remote."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,8 +101,12 @@ def test_the_tables_of_a_training_step_are_those_of_its_report(port: SimulatorPo
             dataclasses.replace(TRAINING, trainer=TrainerSpec(rules={"reserved_ratio": "0"})),
             InvalidRequestError,
         ),
+        (
+            dataclasses.replace(TRAINING, moe_imbalance_ratio=math.inf),
+            InvalidRequestError,
+        ),
     ],
-    ids=["schedule", "trainer", "rule"],
+    ids=["schedule", "trainer", "rule", "infinite"],
 )
 def test_a_training_scenario_that_cannot_be_is_refused_at_once(
     scenario: TrainingScenario, error: type[Exception], port: SimulatorPort
@@ -173,8 +178,14 @@ def test_a_layout_that_does_not_divide_is_infeasible(port: SimulatorPort) -> Non
             dataclasses.replace(SERVING, engine=EngineSpec(rules={"block_size": "0"})),
             InvalidRequestError,
         ),
+        (
+            dataclasses.replace(
+                SERVING, workload=dataclasses.replace(SERVING.workload, window_end_s=math.inf)
+            ),
+            InvalidRequestError,
+        ),
     ],
-    ids=["device", "topology", "engine", "scheduler", "block size"],
+    ids=["device", "topology", "engine", "scheduler", "block size", "infinite"],
 )
 def test_a_scenario_that_cannot_be_is_refused_at_once(
     scenario: ServingScenario, error: type[Exception], port: SimulatorPort

@@ -42,18 +42,23 @@ def hostile_values(victim: Path) -> tuple[str, ...]:
     )
 
 
-def walk_fields(descriptor: Descriptor, seen: FieldPath = ()) -> Iterator[FieldPath]:
-    """Yield the way to every string in a message; a message inside itself is entered once."""
+def walk_fields(
+    descriptor: Descriptor, seen: FieldPath = (), kind: int = FieldDescriptor.TYPE_STRING
+) -> Iterator[FieldPath]:
+    """Yield the way to every string in a message; a message inside itself is entered once.
+
+    Of another `kind`, the ways to what is of that type.
+    """
     for item in descriptor.fields:
-        if item.type == FieldDescriptor.TYPE_STRING:
+        if item.type == kind:
             yield (item.name,)
         elif item.message_type is not None and item.message_type.full_name not in seen:
-            for rest in walk_fields(item.message_type, (*seen, descriptor.full_name)):
+            for rest in walk_fields(item.message_type, (*seen, descriptor.full_name), kind):
                 yield (item.name, *rest)
 
 
-def put(message: Message, path: FieldPath, value: str, parts: Parts) -> None:
-    """Set a string in a message, in the first entry of what is a list or a map on the way.
+def put(message: Message, path: FieldPath, value: str | float, parts: Parts) -> None:
+    """Set a value in a message, in the first entry of what is a list or a map on the way.
 
     What is not there yet on the way begins as `parts` says, by the name of its message.
     """
@@ -79,7 +84,7 @@ def _begun(message: Message, parts: Parts) -> Message:
     return json_format.ParseDict(dict(parts.get(message.DESCRIPTOR.name, {})), message)
 
 
-def _put_entry(entries: Any, entry: Descriptor, rest: Sequence[str], value: str) -> None:
+def _put_entry(entries: Any, entry: Descriptor, rest: Sequence[str], value: str | float) -> None:
     kind = entry.fields_by_name["value"].type
     if rest == ["value"]:
         entries["key"] = value

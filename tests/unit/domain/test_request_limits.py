@@ -1,14 +1,18 @@
 """Numbers beyond what is anywhere are refused, not tried: ranks and batches are made one by one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
-from foretoken.domain.requests.cluster import ReplicaPool
+from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.models.architecture import find_model
+from foretoken.domain.requests.cluster import LoraSpec, ReplicaPool
 from foretoken.domain.requests.layout import ParallelLayout
-from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.domain.requests.numbers import check_numbers
+from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
 
 _HUGE = 2**62
@@ -24,6 +28,15 @@ _HUGE = 2**62
         (lambda: EngineSpec(max_num_seqs=_HUGE), "max_num_seqs"),
         (lambda: EngineSpec(num_kv_blocks=_HUGE), "num_kv_blocks"),
         (lambda: WorkloadSpec(num_requests=_HUGE), "num_requests"),
+        (lambda: LoraSpec(num_adapters=_HUGE), "num_adapters"),
+        (lambda: EngineSpec(rules={"host_us": str(2**53)}).resolve(), "engine.rules.host_us"),
+        (lambda: EngineSpec(rules={"launch_us": ".inf"}).resolve(), "engine.rules.launch_us"),
+        (
+            lambda: TrainerSpec(rules={"vocab_multiple": str(_HUGE)}).resolve(),
+            "trainer.rules.vocab_multiple",
+        ),
+        (lambda: _check_model(hidden=_HUGE), "model"),
+        (lambda: _check_model(sliding_window=_HUGE), "model.sliding_window"),
         *(
             (
                 lambda name=name: TrainingScenario(
@@ -39,6 +52,11 @@ def test_what_nobody_has_is_refused_by_its_name(make: Callable[[], object], fiel
     with pytest.raises(InvalidRequestError) as caught:
         make()
     assert [item.field for item in caught.value.violations] == [field]
+
+
+def _check_model(**sizes: int) -> None:
+    model = replace(find_model("mistral-7b"), **sizes)
+    check_numbers(ServingScenario(model=model, device="a30"))
 
 
 def test_the_largest_clusters_there_are_can_be_asked_about() -> None:

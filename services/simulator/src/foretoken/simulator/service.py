@@ -18,6 +18,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job
 from foretoken.domain.ports import CatalogPort, PredictorPort
+from foretoken.domain.requests.numbers import check_numbers
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.training_run import (
     TrainingMemoryReport,
@@ -217,6 +218,7 @@ class SimulatorService(RunsSearches):
         """
         from foretoken.simulator.training.memory_plan import plan_memory
 
+        check_numbers(scenario)
         _check_hardware(scenario)
         return plan_memory(scenario)
 
@@ -241,6 +243,7 @@ class SimulatorService(RunsSearches):
         """
         from foretoken.simulator.training.run.plan import plan_training_run
 
+        check_numbers(request)
         _check_hardware(request.scenario)
         report = plan_training_run(request, self._predictor)
         return self._results.keep_answer(TRAINING_RUN_KIND, report) if self._results else report

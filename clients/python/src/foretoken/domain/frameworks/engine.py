@@ -17,10 +17,9 @@ from foretoken.domain.frameworks.host_time import (
     scale_host_times,
 )
 from foretoken.domain.frameworks.kv_tier import KvTier, read_tiers
-from foretoken.domain.frameworks.profile_folder import load_profiles
+from foretoken.domain.frameworks.profile_folder import load_profiles, read_rule
 from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.plugins import parse_yaml_value
 from foretoken.domain.requests.option import option
 
 # How engines in lock step hand tokens to the ranks of their experts; see `parallelism/ep.py`.
@@ -346,7 +345,7 @@ class EngineSpec:
             if name in (*_FIXED, *_LIMITS):
                 problem = f"set engine.{name}" if name in _LIMITS else "is fixed"
                 raise InvalidRequestError.of_field(f"engine.rules.{name}", problem)
-            changes[name] = parse_yaml_value(text, f"engine.rules.{name}")
+            changes[name] = read_rule(text, f"engine.rules.{name}")
         resolved = _change(profile, changes, "engine.rules")
         ratio = resolved.host_time_ratio or (device.host_time_ratio if device else 1.0)
         if ratio != 1:

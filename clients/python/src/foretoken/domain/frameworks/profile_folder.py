@@ -4,11 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from foretoken.domain import schema
-from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
-from foretoken.domain.plugins import scan_yaml
+from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
+from foretoken.domain.magnitude import walk
+from foretoken.domain.plugins import parse_yaml_value, scan_yaml
 
 T = TypeVar("T")
 _Content = Mapping[str, Any]
+# Of us, tokens, or bytes of a buffer: clocks count ns in 64 bits.
+_MOST_OF_RULE = 1e12
 
 
 def load_profiles(cls: type[T], folder: str) -> dict[str, T]:
@@ -28,6 +31,24 @@ def load_profiles(cls: type[T], folder: str) -> dict[str, T]:
         stem: schema.decode(cls, {"name": stem, **content}, f"{folder}/{stem}.yaml")
         for stem, content in extend_contents(contents, folder).items()
     }
+
+
+def read_rule(text: str, path: str) -> Any:
+    """Return the value of a rule that a scenario sets, written in YAML.
+
+    Raises:
+        InvalidRequestError: it is no YAML, or has numbers that no rule has.
+
+    """
+    value = parse_yaml_value(text, path)
+    violations = [
+        FieldViolation(place, f"may be {_MOST_OF_RULE:g} at most")
+        for place, item in walk(value, path)
+        if isinstance(item, int | float) and not abs(item) <= _MOST_OF_RULE
+    ]
+    if violations:
+        raise InvalidRequestError.of_violations(violations)
+    return value
 
 
 def extend_contents(contents: Mapping[str, _Content], folder: str) -> dict[str, _Content]:

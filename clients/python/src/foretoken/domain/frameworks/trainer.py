@@ -12,9 +12,8 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError, UnknownPluginError
 from foretoken.domain.frameworks.capability import Conflict, Has, find_unknown
-from foretoken.domain.frameworks.profile_folder import load_profiles
+from foretoken.domain.frameworks.profile_folder import load_profiles, read_rule
 from foretoken.domain.measurements.estimate import DType
-from foretoken.domain.plugins import parse_yaml_value
 from foretoken.domain.requests.option import option
 
 _OVERLAPS = (
@@ -382,7 +381,7 @@ def _resolve(name: str, rules: tuple[tuple[str, str], ...]) -> TrainerProfile:
     if fixed:
         raise InvalidRequestError.of_violations(fixed)
     changes: dict[str, Any] = {
-        name: parse_yaml_value(text, f"trainer.rules.{name}") for name, text in rules
+        name: read_rule(text, f"trainer.rules.{name}") for name, text in rules
     }
     content = {**schema.encode(profile), **changes}
     return schema.decode(TrainerProfile, content, "trainer.rules")

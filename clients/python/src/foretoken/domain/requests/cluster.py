@@ -407,8 +407,9 @@ class LoraSpec:
             {
                 **{
                     name: (getattr(self, name) >= 1, "must be at least 1")
-                    for name in ("num_adapters", "rank", "max_loaded")
+                    for name in ("rank", "max_loaded")
                 },
+                "num_adapters": (1 <= self.num_adapters <= 2**20, "must be 1 to 1,048,576"),
                 "popularity_spread": (self.popularity_spread >= 0, "must not be negative"),
                 "load_bytes_per_s": (self.load_bytes_per_s > 0, "must be positive"),
                 "targets": (

@@ -15,6 +15,7 @@ from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.job import Job, JobState, WakingWatch, Watch
 from foretoken.domain.ports import PredictorPort
+from foretoken.domain.requests.numbers import check_numbers
 from foretoken.domain.requests.question import Asked, name_request
 from foretoken.domain.requests.search import (
     CapacityReport,
@@ -265,6 +266,7 @@ class RunsSearches(RunsJobs):
 
     def _create(self, kind: str, request: Asked) -> Job:
         """Create a job; one whose request is kept goes on after a restart."""
+        check_numbers(request)
         work = partial(self._kinds[kind].run, request)
         return self._jobs.create(kind, work, request, name_request(request))
 
