@@ -186,8 +186,9 @@ def test_a_tier_serves_a_cache_or_swapping() -> None:
     ("profile", "software"),
     [
         ("vllm-0.19", "vllm 0.19"),
-        ("vllm-0.14", "vllm 0.14-0.16"),
-        ("vllm-0.15", "vllm 0.15"),
+        ("vllm-0.14", "vllm 0.14"),
+        ("vllm-0.16", "vllm 0.16"),
+        ("vllm-0.15", "vllm 0.15-0.16"),
         ("vllm-v0", "vllm 0.2-0.7"),
         ("trtllm-1.0", "trtllm 0.20-1.3"),
         ("plain", ""),

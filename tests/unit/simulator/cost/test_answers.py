@@ -253,6 +253,28 @@ def test_vllm_also_goes_through_the_pairs_of_other_ranks() -> None:
     assert _tables(scenario, experts).shared[0, 0, 512] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("profile", "device", "layout", "expected"),
+    [
+        ("vllm-0.16", "h200_sxm", ParallelLayout(tp=2), 70.0),
+        ("vllm-0.17", "h200_sxm", ParallelLayout(tp=2), 30.0),
+        ("vllm-0.16", "b200", ParallelLayout(tp=2), 30.0),
+        ("vllm-0.16", "h200_sxm", ParallelLayout(tp=2, ep=2), 50.0),
+    ],
+)
+def test_two_releases_of_vllm_split_experts_in_blocks_of_fp8_in_a_kernel_of_another_engine(
+    profile: str, device: str, layout: ParallelLayout, expected: float
+) -> None:
+    scenario = _one_layer("qwen3-30b-a3b-fp8", layout=layout)
+    scenario = replace(scenario, device=device, engine=EngineSpec(profile=profile))
+    experts = {
+        "moe_experts/moe_torch_flow_cutlass": lambda _: 70.0,
+        "moe_experts/quant=fp8_block;routing=balanced": lambda _: 30.0,
+        "moe_local_experts/quant=fp8_block;routing=balanced": lambda _: 50.0,
+    }
+    assert _tables(scenario, experts).tokens_us[0, 0, 1] == expected
+
+
 _MARLIN_MXFP4 = "vllm_compressedtensorsw4a4mxfp4moe_marlin_marlinexperts_situ_as_silu"
 _MARLIN_INT4 = "vllm_compressedtensorswna16marlinmoe_marlin_marlinexperts"
 

@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 
 from foretoken.domain.frameworks.engine import EngineSpec
-from foretoken.domain.measurements.estimate import DType, OperatorTable
+from foretoken.domain.measurements.estimate import (
+    DType,
+    LatencyColumns,
+    OperatorTable,
+    Provenance,
+)
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.simulator.cost.expert_padding import padding_tables
+from foretoken.simulator.cost.expert_padding import add_padding, padding_tables
 from foretoken.simulator.cost.latency_surfaces import surface_spec
 
 _COLUMNS = {
@@ -43,7 +48,7 @@ def _tables(
 
 
 def test_a_block_less_a_row_for_each_expert_is_computed_whatever_the_batch() -> None:
-    up, down = _tables(_table())
+    up, down, activation, conversion = _tables(_table())
     for table, (n, k) in ((up, (1536, 4096)), (down, (4096, 768))):
         assert ("gemm", DType.FP8, "quant=fp8_block") == (
             table.operator,
@@ -52,6 +57,35 @@ def test_a_block_less_a_row_for_each_expert_is_computed_whatever_the_batch() -> 
         )
         assert set(find_operator("gemm").dim_names) == set(table.columns)
         assert [(128 * 127, n, k)] * 2 == list(zip(*(table.columns[d] for d in "mnk"), strict=True))
+    for table, width in ((activation, "intermediate"), (conversion, "hidden")):
+        assert (DType.BF16, "") == (table.dtype, table.variant)
+        assert {"num_tokens": 128 * 127, width: 768} == {
+            name: column[0] for name, column in table.columns.items()
+        }
+
+
+@pytest.mark.parametrize("experts_us", [200.0, 1200.0])
+def test_padded_products_are_between_the_longer_of_reading_and_computing_and_both(
+    experts_us: float,
+) -> None:
+    """Next to 200 and 100 us of products 50 and 50 of what else the padding takes."""
+
+    def answer(latency_us: float) -> LatencyColumns:
+        column = np.full(1, latency_us)
+        provenance = np.full(1, Provenance.MEASURED.value)
+        return LatencyColumns(
+            latency_us=column, low_us=column / 2, high_us=column * 2, provenance=provenance
+        )
+
+    padded = add_padding(answer(experts_us), [answer(each) for each in (200.0, 100.0, 50.0, 50.0)])
+    least, most = max(experts_us, 300.0) + 100.0, experts_us + 400.0
+    assert least < padded.latency_us[0] < most
+    assert pytest.approx(least * most) == padded.latency_us[0] ** 2
+    assert padded.low_us[0] <= least <= most <= padded.high_us[0]
+
+
+def test_0_14_pads_as_the_releases_before_it() -> None:
+    assert 4 == len(_tables(_table(), profile="vllm-0.14"))
 
 
 def test_a_rank_pads_the_experts_that_it_holds() -> None:
@@ -68,6 +102,7 @@ def test_a_rank_pads_the_experts_that_it_holds() -> None:
         ("routing=balanced", "h200_sxm", "vllm-0.12", 2),
         ("quant=fp8_block", "b200", "vllm-0.12", 2),
         ("quant=fp8_block", "h200_sxm", "vllm-0.16", 2),
+        ("quant=fp8_block", "h200_sxm", "vllm-0.14", 8),
         ("quant=fp8_block", "h200_sxm", "vllm-0.12", 8),
     ],
 )

@@ -38,8 +38,7 @@ class EngineProfile:
     of its `versions` was `released` on a day of PyPI's ("": of no software).
 
     Limits: `max_num_seqs` requests run at once, a step computes at most `max_num_batched_tokens`,
-    and of one prompt at most `max_chunk_tokens` (0: as the budget allows), of at most
-    `max_num_prefills` prompts (0: any).
+    of one prompt `max_chunk_tokens` (0: as the budget allows), of `max_num_prefills` (0: any).
 
     With `counts_padding` a batch of prompts counts against the budget as if all were as long as the
     longest. For `max_decode_run` steps of decoding (0: none) waiting requests are not looked at.
@@ -77,12 +76,12 @@ class EngineProfile:
     so. With `fuses_static_quantize` attention with a cache in FP8 and the activation of a gated MLP
     write in FP8 what a product with a known scale reads.
 
-    Experts: those in blocks of FP8 are padded by `expert_block_rows` less one on Hopper. Engines in
-    lock step hand tokens to them by `expert_exchange`, one of `EXPERT_EXCHANGES`. With
-    `has_expert_balancing` ranks hold experts as their load says, with `num_redundant_experts`
-    copies of those with most of it. Those with at least `two_batch_tokens` (0: never) compute two
-    halves, and hide the exchange of one behind the other. With `ffn_devices` (0: none) their
-    experts lie on so many devices apart, for steps in `ffn_micro_batches` (`parallelism/ffn.py`).
+    Experts: those in blocks of FP8 are padded by `expert_block_rows` less one on Hopper, or run in
+    `expert_block_kernel` where ranks split them. Engines in lock step hand tokens to them by
+    `expert_exchange`, one of `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as
+    their load says, with `num_redundant_experts` copies. Those with `two_batch_tokens` (0: never)
+    compute two halves, one's exchange behind the other. With `ffn_devices` (0: none) their experts
+    lie on so many devices apart, for steps in `ffn_micro_batches` (`parallelism/ffn.py`).
 
     Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step, and
     `output_us` after it; the device waits for what the asynchronous engine does not hide. An output
@@ -152,6 +151,7 @@ class EngineProfile:
     fuses_all_reduce_norm: bool = False
     fuses_static_quantize: bool = False
     expert_block_rows: int = 0
+    expert_block_kernel: str = ""
     expert_exchange: str = "all_gather"
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0

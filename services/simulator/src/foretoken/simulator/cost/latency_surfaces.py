@@ -82,6 +82,7 @@ def surface_spec(scenario: ServingScenario, max_context: int) -> SurfaceSpec:
         ),
         fuses_static_quantize=engine.fuses_static_quantize,
         expert_block_rows=engine.expert_block_rows,
+        expert_block_kernel=engine.expert_block_kernel,
     )
 
 

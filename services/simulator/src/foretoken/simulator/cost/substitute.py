@@ -31,7 +31,11 @@ from foretoken.simulator.cost.answer import (
     is_measured_here,
     table_of_node,
 )
-from foretoken.simulator.cost.expert_padding import padding_tables
+from foretoken.simulator.cost.expert_padding import (
+    add_padding,
+    kernel_tables,
+    padding_tables,
+)
 from foretoken.simulator.cost.marlin_experts import in_other_formats, weigh
 from foretoken.simulator.cost.surface import SurfaceSpec
 from foretoken.simulator.grid import Flags, Floats
@@ -111,7 +115,8 @@ class Substitute:
                 self._plain = _padded_experts(self._plain)
             if _has_no_gates(spec.model):
                 self._ungated = _ungated_tables(self._plain)
-            self._experts = (*self._ungated, self._plain, *_expert_tables(self._plain))
+            named = kernel_tables(self._plain, spec)
+            self._experts = (*named, *self._ungated, self._plain, *_expert_tables(self._plain))
             self._formats = in_other_formats(self._plain)
             self._padding = padding_tables(self._plain, spec)
         elif node.operator == "gemm":
@@ -129,11 +134,7 @@ class Substitute:
     def answer(self, answers: Answers) -> LatencyColumns:
         """Return the best answer, with the time of what goes with the operator."""
         answer = self._find(answers)
-        for table in self._padding:
-            more = answers.of(table)
-            # At most as long: nobody timed it.
-            answer = _longer(answer, 0.0, more.latency_us, more.high_us)
-        return answer
+        return add_padding(answer, [*map(answers.of, self._padding)]) if self._padding else answer
 
     def _find(self, answers: Answers) -> LatencyColumns:
         """Return the plain answer, or the first that was measured on the device where it holds."""

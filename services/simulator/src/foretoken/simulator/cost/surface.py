@@ -26,7 +26,8 @@ class SurfaceSpec:
     multiplied to operators' times. `images` are those of every prompt (None: prompts are text).
     Sums over ranks of at most `fused_norm_bytes` are one kernel with the norm after them. With
     `fuses_static_quantize` attention and activations write what products read in FP8. Experts in
-    blocks of FP8 compute blocks of `expert_block_rows` rows, 0 for those that tokens have.
+    blocks of FP8 compute blocks of `expert_block_rows` rows, 0 for those that tokens have, and run
+    in `expert_block_kernel` (empty: in the engine's measured) where ranks split them; on Hopper.
     """
 
     model: ModelArchitecture
@@ -53,6 +54,7 @@ class SurfaceSpec:
     fused_norm_bytes: float = 0.0
     fuses_static_quantize: bool = False
     expert_block_rows: int = 0
+    expert_block_kernel: str = ""
 
     @property
     def limits(self) -> StepLimits:
