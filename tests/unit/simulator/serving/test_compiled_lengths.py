@@ -10,12 +10,14 @@ from foretoken.domain.frameworks.engine import EngineProfile, find_engine
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.models.stack import stack_of
 from foretoken.simulator.cost.tables import flat_tables
+from foretoken.simulator.serving.compiled_kernels import kernels_of_lengths
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import plan_requests
 
 _STEP_US, _COMPILE_US = 10.0, 100.0
 _ENGINE = EngineProfile(name="mine", engine="mine", max_num_seqs=4)
+_KERNELS = kernels_of_lengths(_COMPILE_US, _ENGINE.max_num_batched_tokens)
 
 
 def _arrivals_to_tokens_us(prompts: list[int], *, is_async: bool = False) -> list[float]:
@@ -25,7 +27,7 @@ def _arrivals_to_tokens_us(prompts: list[int], *, is_async: bool = False) -> lis
     setup = DeploymentSetup(
         profile=replace(_ENGINE, has_async_scheduling=is_async),
         num_kv_blocks=1000,
-        compile_us=_COMPILE_US,
+        kernels=_KERNELS,
     )
     tables = flat_tables(_STEP_US, 0.0)
     requests = run_deployment(replace(plan, concurrency=1), setup, tables, lambda _: None).requests
@@ -45,7 +47,7 @@ def test_prompts_of_a_step_count_together() -> None:
     """Two of four tokens, and one of eight, are the same number; one of four is not."""
     num_prefill = np.array([4, 4, 8, 4])
     plan = plan_requests(np.array([0, 0, 10**6, 2 * 10**6]), num_prefill, 0 * num_prefill + 1)
-    setup = DeploymentSetup(profile=_ENGINE, num_kv_blocks=1000, compile_us=_COMPILE_US)
+    setup = DeploymentSetup(profile=_ENGINE, num_kv_blocks=1000, kernels=_KERNELS)
     record = run_deployment(plan, setup, flat_tables(_STEP_US, 0.0), lambda _: None)
     starts_ns = record.steps[0].start_ns - record.steps[0].scheduled_ns
     assert (starts_ns / 1000).tolist() == [_COMPILE_US, 0.0, _COMPILE_US]

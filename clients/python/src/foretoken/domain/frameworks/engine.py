@@ -91,9 +91,10 @@ class EngineProfile:
     `expert_call_us` by the format of their weights (`other`: of those not named; empty: their
     kernels), and `eager_us` outside the layers; nor one captured in pieces than `piece_us` a layer;
     ranks wait for the slowest of them, whose hosts take longer or shorter by `launch_spread_ratio`
-    (a standard deviation). Where a step with prompts has as many tokens as
-    none before it, the host compiles kernels first, `compile_us` for each kind of layer that the
-    model has. A server in front of the engine tokenizes one prompt after the other,
+    (a standard deviation). Where a step with prompts has as many tokens as none before it, the host
+    compiles kernels first: `compile_us` for each kind of layer. One that `is_fresh` compiles
+    DeepGEMM's (`deep_gemm.py`), too, `product_compile_us` for each that is the first of its kind. A
+    server in front of the engine tokenizes one prompt after the other,
     `frontend_us_per_token` for each token, and hands them over to the executor one after the other,
     `executor_us_per_token`; `frontend_ms` more of a request keep no other waiting (0: the engine is
     called in process). All of these last `host_time_ratio` times as long as the profile says (0: as
@@ -168,6 +169,8 @@ class EngineProfile:
     piece_us: float = 0.0
     launch_spread_ratio: float = 0.0
     compile_us: Mapping[str, float] = field(default_factory=dict, hash=False)
+    product_compile_us: float = 0.0
+    is_fresh: bool = False
     frontend_ms: float = 0.0
     frontend_us_per_token: float = 0.0
     executor_us_per_token: float = 0.0
@@ -213,16 +216,16 @@ class EngineProfile:
             for name in _AT_LEAST_ONE
             if getattr(self, name) < 1
         ]
-        violations += [
-            FieldViolation(name, "must not be negative")
-            for name in _NOT_NEGATIVE
-            if not getattr(self, name) >= 0
-        ]
-        violations += [
-            FieldViolation(f"{name}.{kind}", "must not be negative")
+        amounts = {name: getattr(self, name) for name in _NOT_NEGATIVE}
+        amounts |= {
+            f"{name}.{kind}": time_us
             for name in HOST_TIMES_BY_KIND
             for kind, time_us in getattr(self, name).items()
-            if not time_us >= 0
+        }
+        violations += [
+            FieldViolation(name, "must not be negative")
+            for name, amount in amounts.items()
+            if not amount >= 0
         ]
         violations += [
             FieldViolation(name, f"must be one of {', '.join(allowed)}")

@@ -12,6 +12,7 @@ HOST_TIMES = (
     "launch_us",
     "eager_us",
     "piece_us",
+    "product_compile_us",
     "frontend_ms",
     "frontend_us_per_token",
     "executor_us_per_token",

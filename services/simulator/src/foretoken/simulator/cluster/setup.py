@@ -29,6 +29,7 @@ from foretoken.simulator.cluster.engine_pool import PoolRole
 from foretoken.simulator.cluster.fleet import encoder_scenario, pool_scenarios
 from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.rank import stage_ranks
+from foretoken.simulator.serving.compiled_kernels import find_kernels
 from foretoken.simulator.serving.draft import follow_speculation
 from foretoken.simulator.serving.feasibility import count_kv_blocks, place_tiers, whole_memory
 from foretoken.simulator.serving.lora import adapter_load_ns
@@ -215,7 +216,7 @@ def set_up_engines(
         kv_bytes_per_token=round(kept_bytes),
         kv_tiers=place_tiers(scenario, kept_bytes),
         speculation=speculation_of(scenario.speculative, scenario.seed),
-        compile_us=engine.compile_us_of(kind.name for kind in stack_of(scenario.model).kinds),
+        kernels=find_kernels(scenario, engine),
     )
 
 

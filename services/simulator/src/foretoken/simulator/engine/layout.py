@@ -90,7 +90,11 @@ _RULES = (
     "max_context",
     "depth",
     "num_stages",
-    "num_lengths",  # numbers of tokens for which kernels are compiled, from 0 on
+    "num_kernels",  # that are compiled when they are first needed (0: none)
+    "num_own_kernels",  # that a number of an engine's tokens needs
+    "num_group_kernels",  # that a number of all tokens in lock step needs
+    "num_own_lengths",  # numbers of tokens of which that is known, from 0 on
+    "num_group_lengths",
     "num_buckets",
     "hash_block_tokens",
     "is_closed_loop",
@@ -155,6 +159,8 @@ ARRAYS = (
     "engines",
     "units",
     "stage_free",
+    "own_kernels",
+    "group_kernels",
     "compiled",
     "running",
     "flights",

@@ -16,6 +16,7 @@ from foretoken.simulator.engine import layout
 from foretoken.simulator.engine.choice import find_scheduler
 from foretoken.simulator.engine.cost import place_tables
 from foretoken.simulator.engine.layout import NONE, Ints, Records, State
+from foretoken.simulator.serving.compiled_kernels import CompiledKernels
 from foretoken.simulator.serving.setup import DeploymentSetup
 from foretoken.simulator.serving.speculation import draw_yields
 from foretoken.simulator.workload.request_plan import (
@@ -121,6 +122,7 @@ def _build(
         "heap": np.zeros(plan.num_requests, dtype=np.int32),
         "ended": np.zeros(plan.num_requests, dtype=np.int32),
         **_build_engines(rules),
+        **_build_kernels(rules, setup.kernels),
         **_build_cache(rules),
         **_build_tiers(rules, setup),
         **_build_yields(plan, rules, setup, requests),
@@ -146,8 +148,11 @@ def _set_rules(rules: State, setup: DeploymentSetup, num_stages: int) -> None:
         rules["batch_wait_tokens"] = ceil(wait_tokens)
     rules["num_blocks"] = setup.num_kv_blocks
     rules["watermark_blocks"] = int(profile.watermark_ratio * setup.num_kv_blocks)
-    rules["compile_us"] = setup.compile_us
-    rules["num_lengths"] = 1 + profile.max_num_batched_tokens * (setup.compile_us > 0)
+    if setup.kernels is not None:
+        rules["compile_us"] = setup.kernels.us
+        rules["num_kernels"] = len(setup.kernels.ready)
+        rules["num_own_kernels"], rules["num_own_lengths"] = setup.kernels.own.shape
+        rules["num_group_kernels"], rules["num_group_lengths"] = setup.kernels.group.shape
     rules["max_context"] = setup.max_context
     rules["num_stages"] = num_stages
     rules["depth"] = num_stages if num_stages > 1 else 1 + profile.has_async_scheduling
@@ -211,12 +216,25 @@ def _build_engines(rules: State) -> dict[str, Records]:
         "engines": engines,
         "units": units,
         "stage_free": np.zeros((num_units, int(rules["num_stages"])), dtype=np.int64),
-        "compiled": np.zeros((num_units, int(rules["num_lengths"])), dtype=np.int8),
         "running": np.zeros((num_engines, num_seqs), dtype=np.int32),
         "flights": np.zeros((num_engines, depth), dtype=layout.STEP),
         "rows": np.zeros((num_engines, depth, num_seqs), dtype=np.int32),
         "row_tokens": np.zeros((num_engines, depth, num_seqs), dtype=np.int32),
         "growth": np.zeros((5, int(rules["num_growth"])), dtype=np.int32),
+    }
+
+
+def _build_kernels(rules: State, kernels: CompiledKernels | None) -> dict[str, Records]:
+    """Return which kernels numbers of tokens need, and which each engine has."""
+    num_engines = int(rules["num_engines"])
+    if kernels is None:
+        none = np.zeros((0, 0), dtype=np.int32)
+        compiled = np.zeros((num_engines, 0), dtype=np.int8)
+        return {"own_kernels": none, "group_kernels": none, "compiled": compiled}
+    return {
+        "own_kernels": kernels.own.astype(np.int32),
+        "group_kernels": kernels.group.astype(np.int32),
+        "compiled": np.repeat(kernels.ready[None].astype(np.int8), num_engines, axis=0),
     }
 
 

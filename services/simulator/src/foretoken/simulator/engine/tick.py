@@ -11,7 +11,9 @@ from foretoken.simulator.engine.layout import (
     IDLE,
     NEVER_NS,
     NONE,
+    PREFILL_ONLY,
     TICK,
+    Records,
     State,
     as_int64,
 )
@@ -27,6 +29,8 @@ from foretoken.simulator.engine.view import (
     compiled_of,
     engines_of,
     flights_of,
+    group_kernels_of,
+    own_kernels_of,
     prefill_context_of,
     prefill_tokens_of,
     requests_of,
@@ -211,16 +215,40 @@ def _launch(state: State, tables: CostTables, u: int, now_ns: int) -> None:
 
 @compiled_part
 def _compile_us(state: State, u: int) -> float:
-    """Return what is compiled first for steps with prompts: for each number of tokens once."""
-    if state.compile_us == 0.0:
+    """Return how long a step with prompts waits for kernels that none before it needed.
+
+    Engines in lock step compile their own at once, and all have those that depend on all tokens.
+    Where they only compute prompts they are empty as a step begins, and the first get what there
+    is. Source: TensorRT-LLM, _torch/pyexecutor/executor_request_queue.py (of equals the lowest
+    rank).
+    """
+    if state.num_kernels == 0:
         return 0.0
-    unit, is_new = units_of(state)[u], False
+    unit = units_of(state)[u]
+    most, num_tokens, num_busy = 0, as_int64(0), 0
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         engine = engines_of(state)[e]
-        if engine.num_prefills > 0 and compiled_of(state)[u, engine.num_tokens] == 0:
-            compiled_of(state)[u, engine.num_tokens] = 1
-            is_new = True
-    return float(state.compile_us) if is_new else 0.0
+        num_tokens += engine.num_tokens
+        if engine.num_prefills > 0:
+            rank = unit.first_engine + num_busy if state.role == PREFILL_ONLY else e
+            num_busy += 1
+            kernels = own_kernels_of(state)[:, engine.num_tokens]
+            most = max(most, _compile(state, rank, kernels))
+    if num_busy > 0 and state.num_group_kernels > 0:
+        kernels = group_kernels_of(state)[:, num_tokens]
+        most += _compile(state, unit.first_engine, kernels)
+    return float(state.compile_us * most)
+
+
+@compiled_part
+def _compile(state: State, e: int, kernels: Records) -> int:
+    """Compile those of some kernels that an engine does not have, and count them."""
+    count = 0
+    for kernel in kernels:
+        if compiled_of(state)[e, kernel] == 0:
+            compiled_of(state)[e, kernel] = 1
+            count += 1
+    return count
 
 
 @compiled_part

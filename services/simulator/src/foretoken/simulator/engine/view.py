@@ -66,8 +66,13 @@ engines_of = _getter("engines", ENGINE, lambda s: s.num_engines)
 units_of = _getter("units", UNIT, lambda s: s.num_units)
 # When each stage of each unit is free, in ns.
 stage_free_of = _getter("stage_free", np.int64, lambda s: (s.num_units, s.num_stages))
-# Whether each unit has had a step with prompts of so many tokens.
-compiled_of = _getter("compiled", np.int8, lambda s: (s.num_units, s.num_lengths))
+# Kernels that an engine's tokens need, and those of all in lock step, by how many they are.
+own_kernels_of = _getter("own_kernels", np.int32, lambda s: (s.num_own_kernels, s.num_own_lengths))
+group_kernels_of = _getter(
+    "group_kernels", np.int32, lambda s: (s.num_group_kernels, s.num_group_lengths)
+)
+# Whether each engine has compiled each kernel; those of all stand with the first.
+compiled_of = _getter("compiled", np.int8, lambda s: (s.num_engines, s.num_kernels))
 # Requests that run on each engine, in order of admission.
 running_of = _getter("running", np.int32, lambda s: (s.num_engines, s.max_num_seqs))
 # Steps in flight on each engine, a ring.

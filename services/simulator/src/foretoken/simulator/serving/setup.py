@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.frameworks.kv_tier import KvTier
+from foretoken.simulator.serving.compiled_kernels import CompiledKernels
 from foretoken.simulator.serving.speculation import Speculation
 
 
@@ -12,7 +13,7 @@ class DeploymentSetup:
     """Engines that are alike, `num_kv_blocks` of each, and how requests are spread over them.
 
     Engines in lock step (data-parallel attention) schedule together, and the slowest sets the pace.
-    Before a step with prompts the host compiles for `compile_us` where none had as many tokens yet.
+    Before a step with prompts the host compiles what it needs of `kernels` and is not there yet.
     A request of more than `max_context` tokens, prompt and answer, is refused. Without
     `speculation` a step computes one token of a request.
     """
@@ -26,4 +27,4 @@ class DeploymentSetup:
     kv_bytes_per_token: int = 0
     kv_tiers: tuple[KvTier, ...] = ()
     speculation: Speculation | None = None
-    compile_us: float = 0.0
+    kernels: CompiledKernels | None = None
