@@ -42,6 +42,7 @@ _ARRIVALS = st.sampled_from(
         ("gamma", {"cv": "2.5"}),
         ("markov", {"rate_ratios": "0, 3", "dwell_s": "2, 1"}),
         ("closed_loop", {"concurrency": "3", "ramp_s": "1"}),
+        ("closed_loop", {"concurrency": "3", "num_warmup": "5", "resume_s": "2"}),
     ]
 )
 _SESSIONS = st.one_of(

@@ -2,7 +2,11 @@ import numpy as np
 import pytest
 
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
+from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.requests.workload import LengthSpec, Request, WorkloadSpec
+from foretoken.simulator.cost.tables import flat_tables
+from foretoken.simulator.serving.setup import DeploymentSetup
+from foretoken.simulator.serving.simulation import run_deployment
 from foretoken.simulator.workload.request_plan import RequestPlan
 from foretoken.simulator.workload.requests import resolve_workload
 from foretoken.simulator.workload.rng import named_stream
@@ -76,6 +80,26 @@ def test_closed_loop_arrivals_begin_along_the_ramp() -> None:
     assert set(at_once.arrival_ns.tolist()) == {0}
 
 
+def test_requests_after_those_that_warm_up_come_at_once() -> None:
+    """Three of two at a time take four steps' time; the rest begin at 9 s, two at once."""
+    options = {"concurrency": "2", "ramp_s": "2", "num_warmup": "3", "resume_s": "9"}
+    spec = WorkloadSpec(
+        arrival="closed_loop",
+        arrival_options=options,
+        num_requests=6,
+        prefill=LengthSpec(mean=4),
+        decode=LengthSpec(mean=2),
+    )
+    plan = resolve_workload(spec, (), 0)
+    assert (plan.arrival_ns // 10**9).tolist() == [0, 1, 1, 9, 9, 9]
+    setup = DeploymentSetup(
+        profile=EngineProfile(name="mine", engine="mine", max_num_seqs=4), num_kv_blocks=99
+    )
+    record = run_deployment(plan, setup, flat_tables(1000.0, 0.0), lambda _: None)
+    arrival_ms = np.asarray(record.requests.arrival_ns) / 1e6
+    assert arrival_ms.tolist() == [0, 1000, 1000, 9000, 9000, 9002]
+
+
 def test_open_loops_have_no_concurrency() -> None:
     assert _resolve().concurrency == 0
 
@@ -134,6 +158,11 @@ def test_an_unknown_arrival_process_names_the_nearest() -> None:
             "closed_loop",
             {"concurrency": "2", "ramp_s": "-1"},
             r"options\.ramp_s: must not be negative",
+        ),
+        (
+            "closed_loop",
+            {"concurrency": "2", "num_warmup": "1.5"},
+            r"options\.num_warmup: must be a whole number",
         ),
     ],
 )

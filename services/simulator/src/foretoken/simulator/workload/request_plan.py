@@ -102,7 +102,8 @@ class RequestDraft:
     before it. `hashes` holds `num_hashes[r]` names for each request in turn. `class_names` are the
     names that `class_index` indexes; None where classes are drawn by their shares. With
     `concurrency` above 0 the loop is closed: `arrival_s` then is an order, and the first requests
-    arrive evenly over `ramp_s`. The other columns are those of `RequestPlan`.
+    arrive evenly over `ramp_s`; those after `num_warmup` sessions do not before `resume_s`. The
+    other columns are those of `RequestPlan`.
     """
 
     arrival_s: Floats
@@ -120,6 +121,8 @@ class RequestDraft:
     hash_block_tokens: int = 0
     concurrency: int = 0
     ramp_s: float = 0.0
+    num_warmup: int = 0
+    resume_s: float = 0.0
     joins: Ints | None = None
 
 
@@ -197,10 +200,21 @@ def read_loop(spec: WorkloadSpec) -> tuple[int, float]:
     """
     if "concurrency" not in spec.arrival_options:
         raise option_error("concurrency", "a closed loop needs how many requests run at a time")
-    concurrency = read_number(spec, "concurrency", 1.0)
-    if not concurrency.is_integer() or concurrency > MAX_LENGTH:
-        raise option_error("concurrency", f"must be a whole number, found {concurrency:g}")
-    return int(concurrency), read_number(spec, "ramp_s", 0.0, can_be_zero=True)
+    concurrency = read_count(spec, "concurrency")
+    return concurrency, read_number(spec, "ramp_s", 0.0, can_be_zero=True)
+
+
+def read_count(spec: WorkloadSpec, name: str) -> int:
+    """Return an option that counts requests, at least one; where it is absent, 0.
+
+    Raises:
+        InvalidRequestError: it is no such number.
+
+    """
+    count = read_number(spec, name, 0.0)
+    if not count.is_integer() or count > MAX_LENGTH:
+        raise option_error(name, f"must be a whole number, found {count:g}")
+    return int(count)
 
 
 def option_error(name: str, description: str) -> InvalidRequestError:

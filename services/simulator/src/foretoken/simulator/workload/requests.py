@@ -198,7 +198,7 @@ def _build_plan(
         session = find_sessions(follows, joins)
         # Of a session that begins with several requests, when each comes.
         think_s = np.where(find_first(follows, joins), arrival_s - arrival_s[session], think_s)
-        arrival_s = _place_ramp(session, draft.concurrency, draft.ramp_s)
+        arrival_s = _place_ramp(session, draft)
     hash_offsets, hashes = _take_hashes(draft, rows, prompts, answers)
     slo_class, priority = ranked_classes
     return RequestPlan(
@@ -232,12 +232,15 @@ def _take_joins(joins: Ints | None, rows: Ints, num_drafted: int) -> Ints | None
     return ordered
 
 
-def _place_ramp(session: Ints, concurrency: int, ramp_s: float) -> Floats:
+def _place_ramp(session: Ints, draft: RequestDraft) -> Floats:
     """Return when sessions of a closed loop may begin: the first ones evenly over the ramp."""
     rank = np.cumsum(session == np.arange(len(session))) - 1
     # The rest carry the time of the last of the ramp: before it they cannot arrive.
-    times_s: Floats = np.minimum(rank, concurrency - 1) * (ramp_s / concurrency)
-    return times_s
+    step_s = draft.ramp_s / draft.concurrency
+    times_s: Floats = np.minimum(rank, draft.concurrency - 1) * step_s
+    if draft.num_warmup == 0:
+        return times_s
+    return np.where(rank < draft.num_warmup, times_s, np.maximum(times_s, draft.resume_s))
 
 
 def _cut_lengths(prompts: Ints, answers: Ints, max_tokens: int) -> tuple[Ints, Ints]:
