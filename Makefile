@@ -231,6 +231,7 @@ bench-training: setup ## training simulations beside measured steps and other si
 bench-training-search: setup ## training strategies per second, partition times, rankings beside measured steps (minutes)
 	@$(BIN)/python tests/benchmarks/bench_training_search.py
 	@$(BIN)/python tests/benchmarks/bench_error_correlation.py
+	@$(BIN)/python tests/benchmarks/bench_memory_bound_errors.py
 
 .PHONY: bench-search
 bench-search: setup ## searches: best deployments, capacity, scaling, beside measured rows and other tools (minutes)

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from operator_tables import STARTER, WHOLE, open_tables
+from training_goals import JudgedStep, write_goals
 
 from foretoken.client.facade import Foretoken
 from foretoken.domain.frameworks.trainer import TrainerSpec
-from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec, find_model
 from foretoken.domain.requests.layout import ParallelLayout
@@ -46,12 +46,6 @@ class _Row:
     step_s: float
     allocated_gib: float
     reserved_gib: float
-
-    @property
-    def kind(self) -> str:
-        experts = "experts" if self.scenario.model.moe is not None else "dense"
-        architecture = find_device(self.scenario.device).architecture
-        return f"{experts}, {self.scenario.dtype.name.lower()}, {architecture}"
 
     @property
     def pair(self) -> str:
@@ -80,47 +74,48 @@ def main() -> None:
 
 
 def _compare(rows: list[_Row], services: Foretoken, *, is_detailed: bool) -> None:
-    errors: dict[str, list[float]] = defaultdict(list)
     memory: dict[str, list[float]] = defaultdict(list)
     steps: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    widths: dict[str, list[float]] = defaultdict(list)
-    inside: dict[str, list[bool]] = defaultdict(list)
-    num_unfit = 0
+    judged: list[JudgedStep] = []
     for row in rows:
         report = simulate_training(row.scenario, services.predictor, None)
         step_s = report.step_time_ms / 1e3
-        error = step_s / row.step_s - 1
         steps[row.pair][row.scenario.dtype.name.lower()] = (row.step_s, step_s)
-        low_s, high_s = report.step_time_low_ms / 1e3, report.step_time_high_ms / 1e3
-        for key in (row.kind, "experts" if row.scenario.model.moe else "dense", "all"):
-            errors[key].append(error)
-            inside[key].append(low_s <= row.step_s <= high_s)
-            widths[key].append((high_s - low_s) / step_s)
-        num_unfit += not report.feasibility.is_feasible
+        judged.append(JudgedStep.of_report(row.scenario, report, row.step_s, row.name))
         sys.stdout.write(
-            f"{row.name:34} {row.step_s:8.3f} s, predicted {step_s:8.3f}, {error:+7.1%}"
+            f"{row.name:34} {row.step_s:8.3f} s, predicted {step_s:8.3f}, {judged[-1].error:+7.1%}"
             f"{''.join(_memory(row, report, memory))}"
             f"{'' if report.feasibility.is_feasible else ', predicted not to fit'}\n"
         )
         if is_detailed:
             sys.stdout.write(f"{_detail(report)}\n")
+    _write_errors(judged, memory)
+    write_goals(judged, _write_gains(steps), memory)
+
+
+def _write_errors(judged: list[JudgedStep], memory: Mapping[str, list[float]]) -> None:
+    errors: dict[str, list[float]] = defaultdict(list)
+    of_kind: dict[str, list[JudgedStep]] = defaultdict(list)
+    for step in judged:
+        for key in (step.kind, step.kind.partition(",")[0], "all"):
+            errors[key].append(step.error)
+            of_kind[key].append(step)
     for label, found in (*errors.items(), *memory.items()):
         sys.stdout.write(
             f"{label}: {len(found)} rows, mean absolute error"
             f" {statistics.fmean(map(abs, found)):.1%}, median"
             f" {statistics.median(map(abs, found)):.1%}, signed {statistics.fmean(found):+.1%}\n"
         )
-    for label, found in inside.items():
+    for label, steps in of_kind.items():
         sys.stdout.write(
-            f"inside their intervals, {label}: {sum(found)} of {len(found)}, median width"
-            f" {statistics.median(widths[label]):.2f} of the step\n"
+            f"inside their intervals, {label}: {sum(step.is_inside for step in steps)} of"
+            f" {len(steps)}, median width {statistics.median(step.width for step in steps):.2f}"
+            " of the step\n"
         )
-    sys.stdout.write(f"predicted not to fit: {num_unfit} of {len(rows)}\n")
-    _write_gains(steps)
 
 
-def _write_gains(steps: Mapping[str, Mapping[str, tuple[float, float]]]) -> None:
-    """Print how much faster FP8 is than BF16, measured and predicted."""
+def _write_gains(steps: Mapping[str, Mapping[str, tuple[float, float]]]) -> list[float]:
+    """Print how much faster FP8 is than BF16, measured and predicted; return its errors."""
     gains = [
         (pair, both["bf16"][0] / both["fp8"][0], both["bf16"][1] / both["fp8"][1])
         for pair, both in steps.items()
@@ -131,6 +126,7 @@ def _write_gains(steps: Mapping[str, Mapping[str, tuple[float, float]]]) -> None
     if gains:
         measured, predicted = (statistics.median(gain[i] for gain in gains) for i in (1, 2))
         sys.stdout.write(f"gain of FP8, median: {measured:.2f}, predicted {predicted:.2f}\n")
+    return [predicted / measured - 1 for _, measured, predicted in gains]
 
 
 def _memory(row: _Row, report: TrainingReport, memory: dict[str, list[float]]) -> Iterator[str]:
