@@ -17,7 +17,13 @@ from foretoken.domain.measurements.estimate import (
 )
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
-from foretoken.predictor.transfer.own_points import learn_correction, mix_answers, own_share
+from foretoken.predictor.transfer.own_points import (
+    Places,
+    Reference,
+    learn_correction,
+    mix_answers,
+    own_share,
+)
 
 _VLLM = {"framework": "vllm", "framework_version": "0.24.0"}
 _TORCH = {"framework": "pytorch", "framework_version": "2.9.0"}
@@ -110,6 +116,30 @@ def _answers(latency_us: np.ndarray, width: float = 1.3) -> LatencyColumns:
     )
 
 
+def _refer(times_us: np.ndarray, axes: np.ndarray, voices: np.ndarray | None = None) -> Reference:
+    places = Places.of_axes(axes) if voices is None else Places(axes, voices)
+    return Reference(_answers(times_us), places)
+
+
+def test_own_points_tell_which_voice_of_a_reference_is_right() -> None:
+    """Of two relatives, which go each its own way from size to size, the device follows one."""
+    rng = np.random.default_rng(3)
+    axes, times_us = rng.uniform(0.0, 12.0, (220, 3)), rng.uniform(10, 1e4, 220)
+    above_log = 0.3 * rng.standard_normal(220)
+    truth_us = times_us * np.exp(above_log)
+    voices = np.column_stack([above_log, -above_log])
+    own, asked = slice(0, 20), slice(20, None)
+    off = []
+    for each in (voices, None):
+        parts = [
+            _refer(times_us[it], axes[it], None if each is None else each[it])
+            for it in (own, asked)
+        ]
+        found = learn_correction(parts[0], truth_us[own]).apply(parts[1])
+        off.append(float(np.abs(np.log(found.latency_us / truth_us[asked])).mean()))
+    assert off[0] < 0.3 * off[1]
+
+
 @given(ratio=st.floats(0.7, 1.4), num_points=st.integers(9, 60))
 def test_a_reference_that_is_off_by_a_factor_is_corrected_by_it(
     ratio: float, num_points: int
@@ -117,9 +147,9 @@ def test_a_reference_that_is_off_by_a_factor_is_corrected_by_it(
     """The more points, the narrower the interval; the truth is inside."""
     rng = np.random.default_rng(num_points)
     axes, times_us = rng.uniform(0.0, 12.0, (num_points, 3)), rng.uniform(10, 1e4, num_points)
-    correction = learn_correction(_answers(times_us), ratio * times_us, axes)
+    correction = learn_correction(_refer(times_us, axes), ratio * times_us)
     asked_us = np.array([50.0, 5_000.0])
-    found = correction.apply(_answers(asked_us), rng.uniform(2.0, 10.0, (2, 3)))
+    found = correction.apply(_refer(asked_us, rng.uniform(2.0, 10.0, (2, 3))))
     assert (np.abs(found.latency_us / (ratio * asked_us) - 1.0) < 0.1).all()
     assert (found.low_us <= ratio * asked_us).all()
     assert (ratio * asked_us <= found.high_us).all()
@@ -132,8 +162,8 @@ def test_one_point_that_is_far_off_moves_no_other(outlier: float) -> None:
     axes, times_us = rng.uniform(0.0, 12.0, (100, 3)), rng.uniform(10, 1e4, 100)
     measured_us = times_us * rng.normal(1.1, 0.02, 100)
     measured_us[50] *= outlier
-    correction = learn_correction(_answers(times_us), measured_us, axes)
-    found = correction.apply(_answers(times_us), axes)
+    correction = learn_correction(_refer(times_us, axes), measured_us)
+    found = correction.apply(_refer(times_us, axes))
     assert np.abs(found.latency_us / times_us / 1.1 - 1.0).max() < 0.05
 
 

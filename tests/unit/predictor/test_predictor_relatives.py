@@ -150,13 +150,13 @@ def _log(design: Design, found: LatencyColumns) -> float:
 def test_what_relatives_show_counts_half_their_laws_and_what_is_typical_a_quarter_each(
     design: Design,
 ) -> None:
-    found = combine(_times(design, 0.4), design, [_shown(design, 1.0, 0.8)], "")
+    found = combine(_times(design, 0.4), design, [_shown(design, 1.0, 0.8)], "").found
     assert 0.5 * 1.0 + 0.25 * 0.8 + 0.25 * 0.4 == pytest.approx(_log(design, found))
 
 
 def test_the_more_alike_of_two_relatives_is_the_weightier(design: Design) -> None:
     shown = [_shown(design, 0.0, 0.0, apart=0.0), _shown(design, 1.0, 0.0, apart=0.3)]
-    found = combine(_times(design, 0.0), design, shown, "")
+    found = combine(_times(design, 0.0), design, shown, "").found
     assert 0.5 * (1.0 / 3.0) == pytest.approx(_log(design, found))
 
 
@@ -164,15 +164,25 @@ def test_who_did_not_measure_near_a_call_leaves_it_to_the_other_and_both_to_thei
     design: Design,
 ) -> None:
     absent = _shown(design, np.nan, 0.6)
-    with_other = combine(_times(design, 0.6), design, [absent, _shown(design, 1.0, 0.6)], "")
+    typical = _times(design, 0.6)
+    with_other = combine(typical, design, [absent, _shown(design, 1.0, 0.6)], "").found
     assert 0.5 * 1.0 + 0.5 * 0.6 == pytest.approx(_log(design, with_other))
-    assert 0.6 == pytest.approx(_log(design, combine(_times(design, 0.6), design, [absent], "")))
+    assert 0.6 == pytest.approx(_log(design, combine(typical, design, [absent], "").found))
+
+
+def test_voices_are_what_is_typical_and_what_each_relative_shows_and_its_law(
+    design: Design,
+) -> None:
+    shown = [_shown(design, np.nan, 0.6), _shown(design, 1.0, 0.2)]
+    found = combine(_times(design, 0.4), design, shown, "")
+    voices = found.places.voices + np.log(found.found.latency_us / design.base_us)[:, None]
+    assert voices == pytest.approx(np.tile([0.4, 0.6, 1.0, 0.6, 0.2], (design.num_rows, 1)))
 
 
 def test_intervals_are_wider_where_voices_differ_and_where_nobody_is_alike(design: Design) -> None:
     typical = _times(design, 0.5)
     alike, differing, far = (
-        combine(typical, design, [shown], "")
+        combine(typical, design, [shown], "").found
         for shown in (
             _shown(design, 0.5, 0.5),
             _shown(design, 0.8, 0.2),
@@ -216,6 +226,6 @@ def test_few_own_points_correct_what_other_chips_show(
     assert off["joined"] < 0.95 * off["alone"]
 
 
-@pytest.mark.parametrize(("num_points", "share"), [(0, 0.7), (100, 0.85), (900, 0.97)])
+@pytest.mark.parametrize(("num_points", "share"), [(0, 0.58), (400, 0.79), (1_200, 0.895)])
 def test_the_more_own_points_the_less_relatives_count(num_points: int, share: float) -> None:
     assert share == pytest.approx(own_share_of(num_points))

@@ -12,6 +12,7 @@ from foretoken.predictor.query_columns import Call
 from foretoken.predictor.source import Source, find_relatives
 from foretoken.predictor.transfer.device_law import DeviceLaw
 from foretoken.predictor.transfer.exponentials import hold_to_exponentials
+from foretoken.predictor.transfer.own_points import Places, Reference
 from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, fit_series_law
 from foretoken.predictor.typical import from_transfer
 
@@ -33,13 +34,13 @@ class Elsewhere:
         """Return the sources on other chips that have a say."""
         return find_relatives(self._models, call.spec, call.target, wanted)
 
-    def estimate(self, call: Call, relatives: Sequence[Source], design: Design) -> LatencyColumns:
+    def estimate(self, call: Call, relatives: Sequence[Source], design: Design) -> Reference:
         """Return what relatives show of the engine and what is typical."""
         spec, target = call.spec, call.target
         transfer = self._models.transfer(spec, target.device, call.table.variant, target.dtype)
         typical = from_transfer(transfer, spec, target.device, design)
         if not relatives:
-            return typical
+            return Reference(typical, Places.of_axes(design.axes))
         asked = hold_to_exponentials(spec, target.device, design)
         shown = [self._show(call, source, asked) for source in relatives]
         bases = "; ".join(source.choice.basis for source in relatives)

@@ -49,6 +49,8 @@ from foretoken.predictor.transfer.links import choose_rows
 from foretoken.predictor.transfer.messages import complete_sizes
 from foretoken.predictor.transfer.own_points import (
     OwnCorrection,
+    Places,
+    Reference,
     learn_correction,
     mix_answers,
     own_share,
@@ -198,7 +200,7 @@ class Estimator:
         found = None if has_measured else self._from_proxy(call, query)
         if found is None:
             elsewhere = self._elsewhere(query)
-            found = elsewhere.estimate(call, elsewhere.relatives(call, wanted), design)
+            found = elsewhere.estimate(call, elsewhere.relatives(call, wanted), design).found
         if has_measured and is_chain(table):
             return found
         found = hold_to_memory(spec, target.device, design, found)
@@ -238,15 +240,16 @@ class Estimator:
             return self._join_relatives(call, query, sources[0], design)
         own, reference = pair
 
-        def refer(call: Call, design: Design) -> LatencyColumns:
-            return self._from_source(call, query, reference, design)
+        def refer(call: Call, design: Design) -> Reference:
+            found = self._from_source(call, query, reference, design)
+            return Reference(found, Places.of_axes(design.axes))
 
         answered = self._from_source(call, query, own, design)
         correction = self._correction(call, query, own, reference.identity, refer)
         report = own.choice.model.report
         own_error = report.held_out_mape_ratio if report.num_held_out else np.inf
         share = own_share(own_error, correction.error_ratio)
-        return mix_answers(answered, correction.apply(refer(call, design), design.axes), share)
+        return mix_answers(answered, correction.apply(refer(call, design)), share)
 
     def _join_relatives(
         self, call: Call, query: LatencyQuery, own: Source, design: Design
@@ -258,12 +261,12 @@ class Estimator:
         if not relatives:
             return answered
 
-        def refer(call: Call, design: Design) -> LatencyColumns:
+        def refer(call: Call, design: Design) -> Reference:
             return elsewhere.estimate(call, relatives, design)
 
         identity = tuple(source.identity for source in relatives)
         correction = self._correction(call, query, own, identity, refer)
-        found = correction.apply(refer(call, design), design.axes)
+        found = correction.apply(refer(call, design))
         return mix_answers(answered, found, own_share_of(own.choice.head.num_points))
 
     def _correction(
@@ -272,7 +275,7 @@ class Estimator:
         query: LatencyQuery,
         own: Source,
         identity: tuple[Hashable, ...],
-        refer: Callable[[Call, Design], LatencyColumns],
+        refer: Callable[[Call, Design], Reference],
     ) -> OwnCorrection:
         """Return by how much a reference is off at own points, learned once for a way to ask."""
         series = own.choice.model.series
@@ -284,7 +287,7 @@ class Estimator:
             columns = series.columns
             points = build_design(call.spec, columns, call.target)
             answered = refer(replace(call, columns=columns), points)
-            found = learn_correction(answered, series.latency_us, points.axes)
+            found = learn_correction(answered, series.latency_us)
             self._models.corrections[key] = found
         return found
 

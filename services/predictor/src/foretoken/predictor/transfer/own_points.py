@@ -29,6 +29,9 @@ _LEAST_LOG, _MOST_LOG = 0.01, 10.0
 _LEVEL_LOG = 0.1
 _OCTAVES, _FIELD_LOG = (1.0, 2.0, 4.0, 8.0, 16.0), (0.03, 0.06, 0.12, 0.25)
 _POINT_LOG = (0.02, 0.04, 0.08, 0.16)
+# Prior standard deviations of the weights of a reference's voices, beyond those it gives them: how
+# much nearer to one of them the device may be.
+_VOICE_WEIGHTS = (0.0, 0.3, 0.6)
 # How many points the reference's own interval counts for where errors of points left out say how
 # wide the corrected one is. Source: an H100's decode attention over FP8 keys, corrected by 20: 70 %
 # of truths are inside without this, 97 % with it.
@@ -50,52 +53,90 @@ _CHUNK = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
-    """A Gaussian process over axes in octaves, zero where nothing is known."""
+class Places:
+    """Calls where a correction is looked for: their axes in octaves, and what a reference mixes.
+
+    `voices` has a column for each of the answers that the reference is the mean of, as their
+    logarithms above its own; none for a reference of one voice.
+    """
 
     axes: Matrix
-    weights: FloatColumn
-    octaves: float
-    field_log: float
+    voices: Matrix
 
-    def predict(self, axes: Matrix) -> FloatColumn:
+    @classmethod
+    def of_axes(cls, axes: Matrix) -> "Places":
+        """Return places where the reference has one voice."""
+        return cls(axes, np.empty((len(axes), 0)))
+
+    def take(self, rows: slice) -> "Places":
+        """Return some of the places."""
+        return Places(self.axes[rows], self.voices[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What other measurements answer, and where that stands."""
+
+    found: LatencyColumns
+    places: Places
+
+
+# Octaves over which a field bends, its standard deviation, and that of the weights of voices.
+_Kind = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A Gaussian process over places, zero where nothing is known."""
+
+    places: Places
+    weights: FloatColumn
+    kind: _Kind
+
+    def predict(self, places: Places) -> FloatColumn:
         """Return the mean at places."""
         means = [
-            _covariance(axes[first : first + _CHUNK], self.axes, self.octaves, self.field_log)
+            _covariance(places.take(slice(first, first + _CHUNK)), self.places, self.kind)
             @ self.weights
-            for first in range(0, len(axes), _CHUNK)
+            for first in range(0, len(places.axes), _CHUNK)
         ]
         return np.asarray(np.concatenate(means))
 
 
-def _covariance(first: Matrix, second: Matrix, octaves: float, field_log: float) -> Matrix:
-    """Return a common level's variance and a Matérn 3/2 field's."""
-    apart = np.sqrt(np.maximum(_squared(first) + _squared(second).T - 2.0 * first @ second.T, 0.0))
-    scaled = np.sqrt(3.0) * apart / octaves
-    return np.asarray(_LEVEL_LOG**2 + field_log**2 * (1.0 + scaled) * np.exp(-scaled))
+def _covariance(first: Places, second: Places, kind: _Kind) -> Matrix:
+    """Return a common level's variance, a Matérn 3/2 field's and that of voices' weights."""
+    octaves, field_log, weight = kind
+    squared = _squared(first.axes) + _squared(second.axes).T - 2.0 * first.axes @ second.axes.T
+    scaled = np.sqrt(3.0) * np.sqrt(np.maximum(squared, 0.0)) / octaves
+    field = field_log**2 * (1.0 + scaled) * np.exp(-scaled)
+    return np.asarray(_LEVEL_LOG**2 + field + weight**2 * first.voices @ second.voices.T)
 
 
 def _squared(places: Matrix) -> Matrix:
     return np.asarray((places**2).sum(axis=1, keepdims=True))
 
 
-def _fit_field(axes: Matrix, values: FloatColumn) -> tuple[_Field, FloatColumn]:
+def _fit_field(places: Places, values: FloatColumn) -> tuple[_Field, FloatColumn]:
     """Return the likeliest field through points, and how far each lies from what others tell."""
     judged = slice(None, None, math.ceil(len(values) / _MAX_JUDGED))
+    weights = _VOICE_WEIGHTS if places.voices.shape[1] else _VOICE_WEIGHTS[:1]
 
-    def inverse(rows: slice, octaves: float, field_log: float, point_log: float) -> Matrix:
-        known = _covariance(axes[rows], axes[rows], octaves, field_log)
+    def inverse(rows: slice, kind: _Kind, point_log: float) -> Matrix:
+        known = _covariance(places.take(rows), places.take(rows), kind)
         return np.asarray(np.linalg.inv(known + point_log**2 * np.eye(len(known))))
 
-    def likelihood(kind: tuple[float, float, float]) -> float:
-        found = inverse(judged, *kind)
+    def likelihood(choice: tuple[float, float, float, float]) -> float:
+        *kind, point_log = choice
+        found = inverse(judged, (kind[0], kind[1], kind[2]), point_log)
         fit = values[judged] @ found @ values[judged]
         return float(np.linalg.slogdet(found)[1] - fit)
 
-    kind = max(itertools.product(_OCTAVES, _FIELD_LOG, _POINT_LOG), key=likelihood)
-    found = inverse(slice(None), *kind)
-    weights = found @ values
-    return _Field(axes, weights, *kind[:2]), weights / np.diag(found)
+    choices = itertools.product(_OCTAVES, _FIELD_LOG, weights, _POINT_LOG)
+    octaves, field_log, weight, point_log = max(choices, key=likelihood)
+    kind = octaves, field_log, weight
+    found = inverse(slice(None), kind, point_log)
+    drawn = found @ values
+    return _Field(places, drawn, kind), drawn / np.diag(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +153,12 @@ class OwnCorrection:
     reference_width_log: float
     num_points: int
 
-    def apply(self, reference: LatencyColumns, axes: Matrix) -> LatencyColumns:
-        """Return the reference's answers, corrected; `axes` are those of the calls on the device.
+    def apply(self, asked: Reference) -> LatencyColumns:
+        """Return the reference's answers, corrected.
 
         Where the reference is less sure of a call than of the own points, so is the answer.
         """
-        above_log = self.field.predict(axes)
+        reference, above_log = asked.found, self.field.predict(asked.places)
         latency_us = reference.latency_us * np.exp(above_log)
         more_log = np.maximum(half_width_log(reference) ** 2 - self.reference_width_log**2, 0.0)
         width_log = np.sqrt(self.width_log**2 + more_log)
@@ -130,19 +171,18 @@ class OwnCorrection:
         )
 
 
-def learn_correction(
-    reference: LatencyColumns, measured_us: FloatColumn, axes: Matrix
-) -> OwnCorrection:
+def learn_correction(answered: Reference, measured_us: FloatColumn) -> OwnCorrection:
     """Learn the correction from own points, measured and as the reference answers them.
 
     The width is the conformal quantile of the errors of points left out one at a time, with the
     reference's own as a prior.
     Source: Vovk, Gammerman, Shafer, Algorithmic Learning in a Random World (2005), chapter 2.
     """
+    reference = answered.found
     rows = slice(None, None, math.ceil(len(measured_us) / _MAX_POINTS))
     above_log = np.log(measured_us / reference.latency_us)[rows]
     drawing_log = _pull_in(above_log)
-    field, left_out_log = _fit_field(axes[rows], drawing_log)
+    field, left_out_log = _fit_field(answered.places.take(rows), drawing_log)
     left_out_log = left_out_log + (above_log - drawing_log)
     num_points = len(above_log)
     # What the field gains on points left out, over what it would by chance, is its weight.

@@ -20,6 +20,7 @@ from foretoken.predictor.series import Series
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer.device_law import DeviceLaw, fit_device_law
 from foretoken.predictor.transfer.exponentials import hold_to_exponentials
+from foretoken.predictor.transfer.own_points import Places, Reference
 
 # Source of all that follows: GEMM, attention and experts under vLLM, SGLang and TensorRT-LLM in
 # BF16 and FP8, 86 tables, each estimated without its chip: an A100, an H100 with the H200, an L40S
@@ -43,9 +44,9 @@ _SHARES = (0.25, 0.25, 0.5)
 _MULTIPLE, _AGREED_LOG, _APART_SHARE = 1.84, 0.2, 0.25
 _MAX_LAW_ROWS = 500
 # What relatives count for with few own points, which correct them, and with how many points half of
-# that. Source: ten of the tables in BF16 under vLLM with 20, 60, 100 and 300 own points err 3, 3, 2
-# and 0 % less than without; with 20 three of them erred more than with none, so none does.
-_FEW_SHARE, _HALF_SHARE_POINTS = 0.3, 100
+# that. Source: 30 of the tables in BF16 under vLLM and TensorRT-LLM, each without its chip, err
+# 13.8 % with 20 own points (15.1 without relatives) and 10.1 with 100 (10.7).
+_FEW_SHARE, _HALF_SHARE_POINTS = 0.42, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,11 @@ def fit_series_law(series: Series) -> DeviceLaw:
 
 def combine(
     typical: LatencyColumns, design: Design, shown: Sequence[Shown], basis: str
-) -> LatencyColumns:
-    """Return the mean of what is typical, of relatives' laws and of what they show of the calls."""
+) -> Reference:
+    """Return the mean of what is typical, of relatives' laws and of what they show of the calls.
+
+    Its voices are what is typical, and each relative's law and what it shows.
+    """
     weights = np.array([it.weight for it in shown])
     law_log = np.average([it.law_log for it in shown], axis=0, weights=weights)
     moved_log = np.stack([it.moved_log for it in shown])
@@ -110,7 +114,7 @@ def combine(
     width_log = _MULTIPLE * np.sqrt(_AGREED_LOG**2 + apart_log**2 + spread_log**2)
     floor_us = MIN_ROOFLINE_RATIO * design.roofline_us
     latency_us = np.maximum(design.base_us * np.exp(mean_log), floor_us)
-    return LatencyColumns(
+    found = LatencyColumns(
         latency_us=latency_us,
         low_us=np.minimum(np.maximum(latency_us * np.exp(-width_log), floor_us), latency_us),
         high_us=latency_us * np.exp(width_log),
@@ -119,3 +123,6 @@ def combine(
         nearest_octaves=typical.nearest_octaves,
         basis=basis,
     )
+    own = np.where(is_shown, moved_log, [it.law_log for it in shown])
+    every = np.vstack([voices[:1], own, [it.law_log for it in shown]])
+    return Reference(found, Places(design.axes, (every - mean_log).T))
