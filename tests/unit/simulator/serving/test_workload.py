@@ -141,6 +141,19 @@ def test_sessions_grow_by_what_is_new() -> None:
     assert (plan.think_ns == 0).tolist() == (plan.follows == NONE).tolist()
 
 
+def test_prompts_with_all_that_comes_before_are_no_longer_than_engines_count() -> None:
+    """Of each length for itself that is checked where it is drawn."""
+    shared = SessionSpec(shared_prefix_tokens=2**31)
+    spec = WorkloadSpec(
+        num_requests=2, prefill=LengthSpec(mean=8), decode=LengthSpec(mean=2), sessions=shared
+    )
+    for limit in (0, 2**62):
+        with pytest.raises(InvalidRequestError, match="max_tokens_per_request"):
+            resolve_workload(replace(spec, max_tokens_per_request=limit), (), 0)
+    cut = resolve_workload(replace(spec, max_tokens_per_request=100), (), 0)
+    assert [98, 98] == cut.num_prefill_tokens.tolist()
+
+
 def test_the_mean_think_time_is_the_one_asked_for() -> None:
     sessions = SessionSpec(turns=LengthSpec(mean=10), think_s=3.0)
     plan = resolve_workload(WorkloadSpec(num_requests=50_000, sessions=sessions), (), 0)

@@ -244,6 +244,11 @@ def _place_ramp(session: Ints, draft: RequestDraft) -> Floats:
 
 
 def _cut_lengths(prompts: Ints, answers: Ints, max_tokens: int) -> tuple[Ints, Ints]:
+    """Return lengths that engines can count, together with what all share and earlier turns."""
+    longest = int((prompts + answers).max())
+    if min(longest, max_tokens or longest) > MAX_LENGTH:
+        problem = f"of a request of {longest:,} tokens no more than {MAX_LENGTH:,} can be: set it"
+        raise InvalidRequestError.of_field("workload.max_tokens_per_request", problem)
     if max_tokens == 0:
         return prompts, answers
     # The prompt gives way first: the answer is what the user waits for.
