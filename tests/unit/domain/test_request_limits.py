@@ -8,12 +8,13 @@ import pytest
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.measurements.profiling import GraphRequest
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.cluster import LoraSpec, ReplicaPool
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.numbers import check_numbers
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
-from foretoken.domain.requests.workload import WorkloadSpec
+from foretoken.domain.requests.workload import SessionSpec, WorkloadSpec
 
 _HUGE = 2**62
 
@@ -29,6 +30,11 @@ _HUGE = 2**62
         (lambda: EngineSpec(num_kv_blocks=_HUGE), "num_kv_blocks"),
         (lambda: WorkloadSpec(num_requests=_HUGE), "num_requests"),
         (lambda: LoraSpec(num_adapters=_HUGE), "num_adapters"),
+        (lambda: SessionSpec(shared_prefix_tokens=_HUGE), "shared_prefix_tokens"),
+        (
+            lambda: GraphRequest(device="cpu", model="m", config_json="", sequence_length=_HUGE),
+            "sequence_length",
+        ),
         (lambda: EngineSpec(rules={"host_us": str(2**53)}).resolve(), "engine.rules.host_us"),
         (lambda: EngineSpec(rules={"launch_us": ".inf"}).resolve(), "engine.rules.launch_us"),
         (

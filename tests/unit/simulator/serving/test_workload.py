@@ -143,7 +143,7 @@ def test_sessions_grow_by_what_is_new() -> None:
 
 def test_prompts_with_all_that_comes_before_are_no_longer_than_engines_count() -> None:
     """Of each length for itself that is checked where it is drawn."""
-    shared = SessionSpec(shared_prefix_tokens=2**31)
+    shared = SessionSpec(shared_prefix_tokens=2**31 - 1)
     spec = WorkloadSpec(
         num_requests=2, prefill=LengthSpec(mean=8), decode=LengthSpec(mean=2), sessions=shared
     )

@@ -190,7 +190,7 @@ class GraphRequest:
     )
     config_json: str
     sequence_length: int = option(
-        2048, "Tokens of every sequence.", minimum=1, names=("--seq-len",)
+        2048, "Tokens of every sequence.", minimum=1, maximum=2**20, names=("--seq-len",)
     )
     tp_sizes: tuple[int, ...] = option(
         (),

@@ -7,8 +7,8 @@ from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.requests.option import describe, option
 
-# What places of requests are counted in.
-_MOST_REQUESTS = 2**31 - 1
+# What places of requests, and their tokens, are counted in.
+_MOST_REQUESTS = _MOST_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,10 @@ class SessionSpec:
         """Refuse what cannot be waited for or shared."""
         checks = {
             "think_s": (self.think_s >= 0, "must not be negative"),
-            "shared_prefix_tokens": (self.shared_prefix_tokens >= 0, "must not be negative"),
+            "shared_prefix_tokens": (
+                0 <= self.shared_prefix_tokens <= _MOST_TOKENS,
+                f"must be 0 to {_MOST_TOKENS:,}",
+            ),
             "num_shared_prefixes": (self.num_shared_prefixes >= 1, "must be at least 1"),
         }
         InvalidRequestError.check("sessions", checks)
