@@ -62,8 +62,9 @@ class _Launch:
 
 # By tokens of the longest prompt. Rows differ in what they say of attention in the prefill pool;
 # recipes do not. Source: ishandhanani/srt-slurm, recipes/trtllm/h200/{1k1k,8k1k}/stp (images of
-# Dynamo 0.8.1, prefill without overlap, block reuse off on both sides); its sa-bench sends ten
-# requests for each running one, after two rounds that warm up.
+# Dynamo 0.8.1, prefill without overlap, block reuse off on both sides); its sa-bench (bench.sh)
+# sends ten requests for each running one, all first ones at once, after two that warm up the fresh
+# servers, the first of which come by 250 a second.
 _LAUNCHES = {
     1024: _Launch(
         prefill=_DATA_PARALLEL,
@@ -80,8 +81,11 @@ _LAUNCHES = {
         decode_memory_ratio=0.85,
     ),
 }
-_UNCACHED = {"has_prefix_caching": "false"}
-_WITHOUT_OVERLAP = {**_UNCACHED, "has_async_scheduling": "false"}
+_NUM_WARMUP_ROUNDS, _WARMUP_RPS = 2, 250
+# After the requests that warm up, which take seconds for each.
+_RESUME_S = 3600.0
+_UNCACHED = {"has_prefix_caching": "false", "is_fresh": "true"}
+_OF_PROMPTS = {**_UNCACHED, "has_async_scheduling": "false", "graph_mode": "none"}
 # Dynamo's front end, where no other router is asked for.
 _ROUTING = RoutingSpec(router="round_robin")
 
@@ -172,11 +176,24 @@ def _number(text: str) -> int:
 
 
 def _simulate(run: _Run, foretoken: Foretoken) -> tuple[float, float]:
-    """Return mean TTFT and TPOT in ms."""
+    """Return mean TTFT and TPOT in ms of the requests after those that warm up."""
     report = foretoken.simulate_serving(_scenario(run))
     if not report.feasibility.is_feasible:
         raise ForetokenError(report.feasibility.reason)
-    return report.ttft_ms.mean, report.tpot_ms.mean
+    requests, num_warmup = report.requests, _NUM_WARMUP_ROUNDS * run.concurrency
+    arrival_s, first_s, last_s, num_tokens = (
+        np.asarray(column)[num_warmup:]
+        for column in (
+            requests.arrival_s,
+            requests.first_token_s,
+            requests.finished_s,
+            requests.num_decode_tokens,
+        )
+    )
+    if arrival_s.min() < _RESUME_S or len(np.unique(arrival_s[: run.concurrency])) > 1:
+        raise ForetokenError("the requests that warm up last beyond the start of the others")
+    gaps_s = (last_s - first_s) / (num_tokens - 1)
+    return 1000 * float((first_s - arrival_s).mean()), 1000 * float(gaps_s.mean())
 
 
 def _scenario(run: _Run) -> ServingScenario:
@@ -191,8 +208,13 @@ def _scenario(run: _Run) -> ServingScenario:
         engine=EngineSpec(profile=_PROFILE),
         workload=WorkloadSpec(
             arrival="closed_loop",
-            arrival_options={"concurrency": str(run.concurrency)},
-            num_requests=NUM_ROUNDS * run.concurrency,
+            arrival_options={
+                "concurrency": str(run.concurrency),
+                "ramp_s": str(run.concurrency / _WARMUP_RPS),
+                "num_warmup": str(_NUM_WARMUP_ROUNDS * run.concurrency),
+                "resume_s": str(_RESUME_S),
+            },
+            num_requests=(_NUM_WARMUP_ROUNDS + NUM_ROUNDS) * run.concurrency,
             prefill=draw_lengths(run.prompt, INFERENCE_MAX_SHORTEST_RATIO),
             decode=draw_lengths(run.answer, INFERENCE_MAX_SHORTEST_RATIO),
         ),
@@ -207,7 +229,7 @@ def _pools(run: _Run) -> tuple[ReplicaPool, ReplicaPool]:
         max_num_seqs=launch.num_prompts,
         max_num_batched_tokens=launch.step_tokens,
         memory_utilization_ratio=launch.prefill_memory_ratio,
-        rules=_WITHOUT_OVERLAP,
+        rules=_OF_PROMPTS,
     )
     # A replica never has more requests than the client sends.
     answers = EngineSpec(

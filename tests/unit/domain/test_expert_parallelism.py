@@ -227,6 +227,8 @@ def test_shared_experts_and_dense_layers_stay_split_by_tensor_parallelism() -> N
     assert (2 * 18432 // 8, 3) == (nodes["mlp_up_proj"].dims["n"], nodes["mlp_up_proj"].repeat)
     assert (58, 3) == (nodes["moe_experts"].repeat, nodes["moe_experts"].first_layer)
     assert "shared_down_proj_all_reduce" not in nodes
+    total = nodes["shared_sum"]
+    assert ("residual_add", 58, 7168) == (total.operator, total.repeat, total.dims["hidden"])
 
 
 def test_engines_compute_the_gate_of_shared_experts_whole_on_every_rank() -> None:

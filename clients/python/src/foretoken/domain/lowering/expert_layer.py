@@ -339,6 +339,9 @@ def _shared_experts(builder: NodeBuilder, part: LayerPart) -> Iterator[OperatorN
         yield builder.layer("shared_gate_proj", "gemm", {"m": tokens, "n": 1, "k": hidden})
         dims = {"num_tokens": tokens, "intermediate": hidden}
         yield builder.layer("shared_gate_product", "product", dims)
+    if builder.options.training is None:
+        # Source: TensorRT-LLM 1.2, _torch/models/modeling_deepseekv3.py (Deepseekv3MoE.forward).
+        yield builder.residual("shared_sum")
 
 
 def _projection(
