@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.hardware.roofline import RooflineTerms
-from foretoken.domain.hardware.sustained import MATRIX_GROUPS, burst_ratio, slowed_ratio
+from foretoken.domain.hardware.sustained import (
+    MATRIX_GROUPS,
+    SLOWED_SPREAD_LOG,
+    burst_ratio,
+    slowed_ratio,
+)
 from foretoken.domain.measurements.estimate import LatencyColumns, LatencyQuery, Provenance
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.intervals.doubt import widen
 from foretoken.predictor.query_columns import Call
 from foretoken.predictor.roofline import Columns, FloatColumn, Target, compute_limits
-
-# Within which factor nine tenths of slowdowns are that power causes: 2.06 times the mean error of
-# the law. Source: bench_sustained.py, products of H200 and B200 that are slowed, 3.8 to 6.3 % off
-# on average (13 to 21 without the law).
-_DOUBT_LOG = 0.1
 
 
 def to_burst_us(
@@ -53,7 +53,7 @@ def sustain(call: Call, query: LatencyQuery, found: LatencyColumns) -> LatencyCo
         low_us=np.asarray(found.low_us) * ratio,
         high_us=np.asarray(found.high_us) * ratio,
     )
-    slowed = widen(slowed, np.where(is_slowed, _DOUBT_LOG, 0.0))
+    slowed = widen(slowed, np.where(is_slowed, SLOWED_SPREAD_LOG, 0.0))
     return replace(
         slowed,
         # A call that power slows less than estimated takes what it takes in a burst.

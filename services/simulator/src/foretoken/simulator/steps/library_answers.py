@@ -19,6 +19,7 @@ import numpy as np
 from foretoken.domain.frameworks.trainer import TrainerProfile
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.roofline import compute_terms
+from foretoken.domain.hardware.sustained import SLOWED_SPREAD_LOG, slowed_ratio
 from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
@@ -32,10 +33,12 @@ from foretoken.domain.units import US_PER_S
 from foretoken.simulator.grid import Flags, Floats
 from foretoken.simulator.latency_source import LatencySource
 
-# How far such figures are apart: FlashAttention 3 without a mask at 8,192 tokens is at 646 TFLOP/s
-# in its paper and at 614 in PyTorch's benchmark of it (pytorch/benchmark, pull request 2391), at
-# 512 tokens at 467 and 430.
-PUBLISHED_SPREAD_LOG = 0.1
+# How far such figures are apart, by who timed them and by release: FlashAttention 3 without a mask
+# at 8,192 tokens is at 646 TFLOP/s in its paper and at 614 in PyTorch's benchmark of it (pytorch/
+# benchmark, pull request 2391), at 512 tokens at 467 and 430; cuDNN behind a causal mask at 529 on
+# H100 in 2024 (same paper) and at 644 on H200 in 2026, backward at 457 and 541 (NVIDIA/
+# cudnn-frontend, benchmark/sdpa_benchmark_training, h200_919_only_cudnn).
+PUBLISHED_SPREAD_LOG = 0.2
 _NARROW_HEAD = 64
 
 
@@ -54,7 +57,6 @@ class _Curves:
 
 
 _LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-_REFERENCE = "h100_sxm"
 # Source: Shah et al., FlashAttention-3, arXiv 2407.08608, figures 5 and 6: H100 80 GB SXM5, 16,384
 # tokens in all, hidden 2,048. Ratios of heads of 64 are those at 8,192 tokens without a mask.
 _HOPPER: Mapping[str, _Curves] = {
@@ -80,13 +82,46 @@ _HOPPER: Mapping[str, _Curves] = {
         narrow_backward_ratio=472 / 559,
     ),
 }
-_PUBLISHED: Mapping[str, Mapping[str, _Curves]] = {"hopper": _HOPPER}
+# Source: NVIDIA/cudnn-frontend, benchmark/sdpa_benchmark_training: GB200, cuDNN 9.19, 64 heads over
+# 8 (results/gb200_919_only_cudnn/llama3.1), backward as measured without a mask; 512 and 1,024
+# tokens of its artifacts of GB200 (128 heads over 8), which have masks alone, less what a mask
+# costs at 2,048. Heads of 64 forward at 8,192: Dao-AILab/flash-attention, pull request 2605, 1,147;
+# backward taken to be as much slower.
+_BLACKWELL: Mapping[str, _Curves] = {
+    "cudnn": _Curves(
+        causal=(408, 733, 1042, 1335, 1598, 1687),
+        full=(487, 876, 1245, 1593, 1709, 1769),
+        backward=(393, 630, 1089, 1287, 1409, 1455),
+        narrow_ratio=1147 / 1709,
+        narrow_backward_ratio=1147 / 1709,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Chip:
+    """What was published of libraries on a device, and the devices of as many bytes a FLOP."""
+
+    reference: str
+    curves: Mapping[str, _Curves]
+    alike: tuple[str, ...] = ()
+
+    def covers(self, device: DeviceSpec) -> bool:
+        return device.name in self.alike or not self.alike
+
+
+# Blackwells for desks have no tensor memory, and other kernels.
+_PUBLISHED: Mapping[str, _Chip] = {
+    "hopper": _Chip("h100_sxm", _HOPPER),
+    "blackwell": _Chip("gb200", _BLACKWELL, ("b200", "gb200", "b300", "gb300")),
+}
 
 
 def has_published(library: str, device: DeviceSpec, dtype: DType) -> bool:
     """Tell whether a library's attention was published for devices like this one."""
+    chip = _PUBLISHED.get(device.architecture)
     is_half = dtype in (DType.BF16, DType.FP16)
-    return is_half and library in _PUBLISHED.get(device.architecture, {})
+    return is_half and chip is not None and library in chip.curves and chip.covers(device)
 
 
 def published_flops_per_s(library: str, device: DeviceSpec, phase: Phase, dims: Dims) -> Floats:
@@ -95,7 +130,8 @@ def published_flops_per_s(library: str, device: DeviceSpec, phase: Phase, dims: 
     A mask costs the backward pass what it costs the forward pass. Devices of one architecture are
     apart by their peaks.
     """
-    curves = _PUBLISHED[device.architecture][library]
+    chip = _PUBLISHED[device.architecture]
+    curves = chip.curves[library]
     queries = np.asarray(dims["q_tokens"], dtype=np.float64)
     keys = np.asarray(dims["kv_tokens"], dtype=np.float64)
     num_seqs = np.asarray(dims["num_seqs"], dtype=np.float64)
@@ -113,7 +149,7 @@ def published_flops_per_s(library: str, device: DeviceSpec, phase: Phase, dims: 
     if phase is Phase.BACKWARD:
         rate, narrow = read(curves.backward) * rate / full, curves.narrow_backward_ratio
     rate = rate * np.where(np.asarray(dims["head_dim"]) <= _NARROW_HEAD, narrow, 1.0)
-    peak = device.peak_flops(DType.BF16) / find_device(_REFERENCE).peak_flops(DType.BF16)
+    peak = device.peak_flops(DType.BF16) / find_device(chip.reference).peak_flops(DType.BF16)
     return np.asarray(rate * 1e12 * peak, dtype=np.float64)
 
 
@@ -144,7 +180,7 @@ def answer_by_libraries(
     if has_published(trainer.attention_library, device, DType.BF16):
         for index, table in enumerate(query.tables):
             if table.operator == _ATTENTION and _key(table) not in own:
-                found[index] = _publish(table, found[index], trainer.attention_library, device)
+                found[index] = _publish(table, found[index], trainer.attention_library, query)
     if trainer.fp8_software:
         _take_off_conversions(query, found, own, trainer.fp8_software, predictor)
     return found
@@ -159,19 +195,29 @@ def _covered(answer: LatencyColumns) -> Flags:
 
 
 def _publish(
-    table: OperatorTable, answer: LatencyColumns, library: str, device: DeviceSpec
+    table: OperatorTable, answer: LatencyColumns, library: str, query: LatencyQuery
 ) -> LatencyColumns:
-    """Return attention as fast as its library was published to be, in formats it was."""
+    """Return attention as fast as its library was published to be, in formats it was.
+
+    It was timed in bursts: in work that lasts, power slows it.
+    """
+    device = find_device(query.device)
     if not has_published(library, device, table.dtype):
         return answer
     spec = find_operator(table.operator)
     flops = spec.flops(table.columns, table.dtype.num_bytes) * spec.work_ratio(table.phase)
     rate = published_flops_per_s(library, device, table.phase, table.columns)
     latency_us = np.asarray(flops, dtype=np.float64) / rate * US_PER_S + device.launch_latency_us
+    spread_log = np.full(len(latency_us), PUBLISHED_SPREAD_LOG)
+    if query.sustained:
+        terms = compute_terms(spec, table.columns, table.dtype, table.phase, device)
+        ratio = slowed_ratio(device, table.dtype, terms, latency_us, query.power_limit_w)
+        latency_us = latency_us * ratio
+        spread_log = np.hypot(spread_log, SLOWED_SPREAD_LOG * (np.asarray(ratio) > 1.0))
     return LatencyColumns(
         latency_us=latency_us,
-        low_us=latency_us * np.exp(-PUBLISHED_SPREAD_LOG),
-        high_us=latency_us * np.exp(PUBLISHED_SPREAD_LOG),
+        low_us=latency_us * np.exp(-spread_log),
+        high_us=latency_us * np.exp(spread_log),
         provenance=np.full(len(latency_us), Provenance.TRANSFERRED.value),
         basis=f"{library} as published",
     )
