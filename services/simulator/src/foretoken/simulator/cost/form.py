@@ -1,6 +1,7 @@
 """The questions about a deployment, and how the answers make its surfaces."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from foretoken.simulator.cost.image_encoding import (
     encoding_channels,
     image_share,
 )
+from foretoken.simulator.cost.lasting_steps import blend_lasting
 from foretoken.simulator.cost.launching import time_launches
 from foretoken.simulator.cost.padding import padded_tokens
 from foretoken.simulator.cost.rank_waiting import slowest_ratio
@@ -32,6 +34,7 @@ from foretoken.simulator.cost.substitute import Substitute, find_folded
 from foretoken.simulator.cost.surface import (
     ApartExperts,
     LatencySurfaces,
+    PromptSurfaces,
     Surface,
     SurfaceSpec,
 )
@@ -101,62 +104,90 @@ class SurfaceForm:
     def lasting_questions(self) -> Questions:
         """Return what of it power can slow in steps with prompts."""
         questions = Questions()
-        device, limit_w = find_device(self._spec.device), self._spec.power_limit_w
-        for name in (name for name in _LASTING if name in self._nodes):
-            for node in (node for stage in self._nodes[name] for node in stage):
-                if node.group in MATRIX_GROUPS and is_limited(device, node.dtype, limit_w):
-                    self._substitute(node).ask(questions)
+        for node in self._limited_nodes():
+            self._substitute(node).ask(questions)
         return questions
 
-    def surfaces(self, answers: Answers, model_version: str) -> LatencySurfaces:
-        """Return the surfaces that the answers make."""
+    def surfaces(
+        self, answers: Answers, model_version: str, slower: Answers | None = None
+    ) -> LatencySurfaces:
+        """Return the surfaces that the answers make.
+
+        Where there are `slower` answers prompts are slowed as far as their steps last.
+        """
         nodes = self._all_nodes()
         by_node = {id(node): self._substitute(node).answer(answers) for node in nodes}
         folded = find_folded([(node, by_node[id(node)]) for node in nodes])
-
-        def answer_of(node: OperatorNode) -> LatencyColumns | None:
-            return None if node.role in folded else by_node[id(node)]
-
+        counted = _Counted(by_node, folded)
         groups = tuple(sorted({node.group for node in nodes}))
-        made = {
-            name: Surface(axes=axes, values=_sum_nodes(self._nodes[name], groups, answer_of))
-            for name, axes in self._axes.items()
-            if name not in ("batched", "group")
-        }
-        made["tokens"].values[:] *= self._count_parts("tokens")
-        more = self._each_more(groups, answer_of)
-        encoding_us = 0.0
-        if self._spec.images is not None:
-            encoding = encoding_channels(
-                self._encoder, groups, lambda node: by_node[id(node)], self._spec.launches.launch_us
-            )
-            encoding_us = float(encoding[: len(groups)].sum())
-            share = image_share(self._spec.images, self._axes["prefill"])
-            for surface in (made["prefill"], more):
-                surface.values[0] += encoding * share
+        rows, decode = (
+            Surface(axes=self._axes[name], values=_sum_nodes(self._nodes[name], groups, counted.of))
+            for name in ("rows", "decode")
+        )
         token_counts = self._axes["tokens"][0]
-        group, apart = self._group_surfaces(groups, made["tokens"], answer_of)
-        return LatencySurfaces(
+        prompts = self._prompt_surfaces(groups, counted)
+        bursts = LatencySurfaces(
             model_version=model_version,
             groups=groups,
-            tokens=made["tokens"],
-            rows=made["rows"],
-            decode=made["decode"],
+            tokens=prompts.tokens,
+            rows=rows,
+            decode=decode,
             mixed=self._mixed_surface(answers, groups),
-            prefill=made["prefill"],
-            prefill_more=more,
-            group=group,
-            apart=apart,
+            prefill=prompts.prefill,
+            prefill_more=prompts.prefill_more,
+            group=prompts.group,
+            apart=prompts.apart,
             decode_tokens=np.searchsorted(token_counts, self._decode_tokens),
             mixed_tokens=np.searchsorted(token_counts, self._mixed_tokens),
             floor_us=self._floor_us(),
             num_engines=self._spec.layout.dp,
-            encoding_us=encoding_us,
+            encoding_us=prompts.encoding_us,
             notes=list_software_notes(
                 ((node.operator, by_node[id(node)]) for node in nodes),
                 self._spec.framework or self._spec.software,
             ),
         )
+        if slower is None:
+            return bursts
+        changed = (*self._limited_nodes(), *self._encoder)
+        lasting = {id(node): self._substitute(node).answer(slower) for node in changed}
+        slowed = self._prompt_surfaces(groups, _Counted({**by_node, **lasting}, folded))
+        return blend_lasting(self._spec, bursts, slowed)
+
+    def _prompt_surfaces(self, groups: Sequence[str], counted: "_Counted") -> PromptSurfaces:
+        """Return the surfaces of what prompts have that depends on their tokens."""
+        answer_of = counted.of
+        tokens, prefill = (
+            Surface(axes=self._axes[name], values=_sum_nodes(self._nodes[name], groups, answer_of))
+            for name in ("tokens", "prefill")
+        )
+        tokens.values[:] *= self._count_parts("tokens")
+        more = self._each_more(groups, answer_of)
+        encoding_us = 0.0
+        if self._spec.images is not None:
+            encoding = encoding_channels(
+                self._encoder,
+                groups,
+                lambda node: counted.by_node[id(node)],
+                self._spec.launches.launch_us,
+            )
+            encoding_us = float(encoding[: len(groups)].sum())
+            share = image_share(self._spec.images, self._axes["prefill"])
+            for surface in (prefill, more):
+                surface.values[0] += encoding * share
+        group, apart = self._group_surfaces(groups, tokens, answer_of)
+        return PromptSurfaces(tokens, prefill, more, group, apart, encoding_us)
+
+    def _limited_nodes(self) -> list[OperatorNode]:
+        """Return the operators of steps with prompts that meet the limit of power."""
+        device, limit_w = find_device(self._spec.device), self._spec.power_limit_w
+        return [
+            node
+            for name in (name for name in _LASTING if name in self._nodes)
+            for stage in self._nodes[name]
+            for node in stage
+            if node.group in MATRIX_GROUPS and is_limited(device, node.dtype, limit_w)
+        ]
 
     def _all_axes(self) -> dict[str, Axes]:
         limits = self._spec.limits
@@ -285,6 +316,18 @@ class SurfaceForm:
         if spec.graphs.pads_mixed:
             floor_us[:, 1, :captured] = pieces_us
         return floor_us * self._parts_of(np.arange(limits.num_tokens + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The answers of nodes by identity, those of folded roles to be left out of sums."""
+
+    by_node: Mapping[int, LatencyColumns]
+    folded: frozenset[str]
+
+    def of(self, node: OperatorNode) -> LatencyColumns | None:
+        """Return what a node adds, None where others count it already."""
+        return None if node.role in self.folded else self.by_node[id(node)]
 
 
 def _sum_nodes(

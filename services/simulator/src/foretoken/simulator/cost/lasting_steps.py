@@ -11,7 +11,12 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.units import US_PER_S
-from foretoken.simulator.cost.surface import LatencySurfaces, Surface, SurfaceSpec
+from foretoken.simulator.cost.surface import (
+    LatencySurfaces,
+    PromptSurfaces,
+    Surface,
+    SurfaceSpec,
+)
 from foretoken.simulator.grid import Floats, cross_points
 
 # So long after a load began 63 % of its slowdown have come. Source: bench_sustained.py, GEMMs of an
@@ -21,7 +26,7 @@ _RESPONSE_S = 0.25
 
 
 def blend_lasting(
-    spec: SurfaceSpec, bursts: LatencySurfaces, lasting: LatencySurfaces
+    spec: SurfaceSpec, bursts: LatencySurfaces, lasting: PromptSurfaces
 ) -> LatencySurfaces:
     """Return surfaces whose prompts are slowed as far as their steps last.
 

@@ -23,7 +23,6 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, replica_layout
 from foretoken.simulator.cost.answer import Questions
 from foretoken.simulator.cost.form import SurfaceForm
-from foretoken.simulator.cost.lasting_steps import blend_lasting
 from foretoken.simulator.cost.launching import launch_rules
 from foretoken.simulator.cost.padding import graph_rule
 from foretoken.simulator.cost.step_scope import check_scope
@@ -179,7 +178,7 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: LatencySource) -> LatencySurfac
 
     """
     form = SurfaceForm(spec, replica_ranks(spec))
-    (surfaces,), steps = fetch_forms(query_of(spec), [(spec, form)], predictor)
+    (surfaces,), steps = fetch_forms(query_of(spec), [form], predictor)
     if steps is None:
         return surfaces
     check_scope(steps, spec)
@@ -188,24 +187,20 @@ def fetch_surfaces(spec: SurfaceSpec, predictor: LatencySource) -> LatencySurfac
 
 def fetch_forms(
     query: LatencyQuery,
-    wanted: Sequence[tuple[SurfaceSpec, SurfaceForm]],
+    wanted: Sequence[SurfaceForm],
     predictor: LatencySource,
 ) -> tuple[list[LatencySurfaces], StepModel | None]:
     """Return the surfaces of engines of one query, asked for at once, and what corrects steps."""
     questions, slowed = Questions(), Questions()
-    for _, form in wanted:
+    for form in wanted:
         questions.add_all(form.questions())
         slowed.add_all(form.lasting_questions())
     reply = predictor.predict(replace(query, tables=questions.tables))
-    answers = questions.match(reply.tables)
-    found = [form.surfaces(answers, reply.model_version) for _, form in wanted]
+    answers, slower = questions.match(reply.tables), None
     if slowed.tables:
         sustained = replace(query, sustained=True, tables=slowed.tables)
         slower = answers.replaced_by(slowed.match(predictor.predict(sustained).tables))
-        found = [
-            blend_lasting(spec, bursts, form.surfaces(slower, reply.model_version))
-            for (spec, form), bursts in zip(wanted, found, strict=True)
-        ]
+    found = [form.surfaces(answers, reply.model_version, slower) for form in wanted]
     return found, reply.steps
 
 

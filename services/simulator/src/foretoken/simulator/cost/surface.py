@@ -93,6 +93,18 @@ class ApartExperts:
     num_layers: int
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSurfaces:
+    """Of the surfaces of a deployment those that depend on the tokens of prompts."""
+
+    tokens: Surface
+    prefill: Surface
+    prefill_more: Surface
+    group: Surface | None
+    apart: ApartExperts | None
+    encoding_us: float
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatencySurfaces:
     """All surfaces of a deployment.

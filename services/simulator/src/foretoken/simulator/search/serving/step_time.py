@@ -307,8 +307,7 @@ def fetch_grids(
     found: dict[int, LatencySurfaces] = {}
     for query in dict.fromkeys(queries):
         members = [index for index, other in enumerate(queries) if other == query]
-        asked = [(wanted[index][0], forms[index]) for index in members]
-        surfaces, steps = fetch_forms(query, asked, predictor)
+        surfaces, steps = fetch_forms(query, [forms[index] for index in members], predictor)
         if steps is not None:
             reason = "corrects whole steps of one layout, and a search compares many: leave it out"
             raise InvalidRequestError.of_field("correction", reason)
