@@ -25,6 +25,7 @@ from foretoken.wire import codec
 from foretoken.wire.message_json import message_to_json
 from foretoken.wire.rpcs import TABLES
 
+_JSON = "application/json"
 _SERVICES = ("catalog", "predictor", "simulator")
 
 
@@ -106,6 +107,41 @@ def test_numbers_beyond_what_is_sent_are_refused(web: WebClient) -> None:
     path = "/v1/simulator/watch_serving_search?job_id=none"
     events = web.get(path, Accept="text/event-stream", Last_Event_ID=large)
     assert (404, "UNKNOWN_JOB") == (events.status, events.json["reason"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"scenario": ' * 5_000),
+        *(b'{"scenario": 1}', b'{"scenario": {"seed": "x"}}', b'{"scenario": {"seed": 1.5}}'),
+        b'{"scenario": {"seed": %s}}' % (b"9" * 5_000),
+        b'{"scenario": {"model_ref": "\\ud800"}}',
+    ],
+    ids=lambda body: body[:32].decode(errors="replace"),
+)
+def test_what_is_no_request_is_refused_with_why(body: bytes, web: WebClient) -> None:
+    path = "/v1/simulator/create_serving_simulation"
+    answer = web.send("POST", path, body, Content_Type=_JSON)
+    assert (400, True) == (answer.status, bool(answer.json["detail"]))
+
+
+def test_a_body_that_is_not_packed_as_it_says_is_refused(web: WebClient) -> None:
+    run = quote(json.dumps(message_to_json(codec.encode(make_run("packed"), measurement_pb2.Run))))
+    for path in ("/v1/simulator/list_jobs", f"/v1/catalog/record?run={run}"):
+        answer = web.send("POST", path, b"{}", Content_Type=_JSON, Content_Encoding="gzip")
+        assert (400, "BODY") == (answer.status, answer.json["reason"])
+
+
+def test_rows_that_are_cut_off_are_refused(web: WebClient) -> None:
+    rows = make_rows([8, 16, 32])
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    run = quote(json.dumps(message_to_json(codec.encode(make_run("cut"), measurement_pb2.Run))))
+    whole = sink.getvalue()
+    for part in (1, len(whole) // 3, len(whole) // 2, len(whole) - 20):
+        answer = web.send("POST", f"/v1/catalog/record?run={run}", whole[:part])
+        assert (400, "INVALID_REQUEST") == (answer.status, answer.json["reason"]), part
 
 
 def test_what_only_reads_takes_a_query_string(web: WebClient) -> None:

@@ -52,7 +52,7 @@ class RequestGuard:
         try:
             self.check(request)
             return await handler(request)
-        except (ForetokenError, HttpRefusal) as err:
+        except (ForetokenError, HttpRefusal, web.RequestPayloadError) as err:
             return answer_problem(err)
         except web.HTTPException as err:
             answer = answer_problem(HttpRefusal(err.status, "HTTP", err.reason))

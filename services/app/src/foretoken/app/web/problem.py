@@ -37,7 +37,7 @@ _HTTP_STATUS: Mapping[grpc.StatusCode, int] = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-_INTERNAL, _NO_ROOM = 500, 507
+_NO_BODY, _INTERNAL, _NO_ROOM = 400, 500, 507
 
 
 class HttpRefusal(Exception):  # noqa: N818 - an answer, not a fault of ours
@@ -53,6 +53,8 @@ class HttpRefusal(Exception):  # noqa: N818 - an answer, not a fault of ours
 
 def describe_problem(error: Exception, request: MessageType | None = None) -> dict[str, Any]:
     """Return the document of an error; fields are named as the request's message has them."""
+    if isinstance(error, web.RequestPayloadError):
+        error = HttpRefusal(_NO_BODY, "BODY", f"the body cannot be read: {error}")
     if isinstance(error, HttpRefusal):
         return {"status": error.status, "reason": error.reason, "detail": error.detail}
     if not isinstance(error, ForetokenError):
