@@ -61,6 +61,7 @@ SERVING_REPORT = ServingReport(
         slo_class=("", "chat"),
         outcome=("completed", ""),
         prefill_engine=(-1, -1),
+        prefilled_s=(0.25, -1.0),
         transferred_s=(-1.0, -1.0),
         num_retries=(0, 0),
     ),

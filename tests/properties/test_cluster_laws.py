@@ -73,6 +73,7 @@ def _tokens_leave_in_the_order_of_time(run: _Run) -> None:
     case, record, _ = run
     requests, tokens = record.requests, record.tokens
     assert tokens.engine is not None
+    assert requests.prefilled_ns is not None
     last_ns = np.array(requests.arrival_ns)
     num_seen = np.zeros(case.plan.num_requests, dtype=np.int64)
     for request, engine, first_step, stride, count in zip(
@@ -82,7 +83,11 @@ def _tokens_leave_in_the_order_of_time(run: _Run) -> None:
             time_ns = record.steps[engine].seen_ns[step]
             assert time_ns >= last_ns[request]
             if num_seen[request] == 0:
-                assert time_ns == requests.first_token_ns[request]
+                has_moved = engine != requests.engine[request]
+                first = requests.prefilled_ns if has_moved else requests.first_token_ns
+                assert time_ns == first[request]
+                # Its first token is handed out where the answer goes on, before the second.
+                time_ns = requests.first_token_ns[request]
             num_seen[request] += 1
             last_ns[request] = time_ns
     is_done = requests.outcome == RequestOutcome.COMPLETED
@@ -165,6 +170,7 @@ def _caches_move_from_prefill_to_decode_pools_after_the_first_token(run: _Run) -
     case, record, _ = run
     requests = record.requests
     assert requests.transferred_ns is not None
+    assert requests.prefilled_ns is not None
     assert requests.prefill_engine is not None
     is_decode = np.array(
         [
@@ -180,7 +186,8 @@ def _caches_move_from_prefill_to_decode_pools_after_the_first_token(run: _Run) -
     assert (requests.prefill_engine[is_done & ~has_moved] == -1).all()
     assert (requests.transferred_ns > requests.scheduled_ns)[has_moved].all()
     if not any(pool.engines.profile.output_us_per_seq for pool in case.setup.pools):
-        assert (requests.transferred_ns >= requests.first_token_ns)[has_moved].all()
+        assert (requests.transferred_ns >= requests.prefilled_ns)[has_moved].all()
+    assert (requests.transferred_ns <= requests.first_token_ns)[has_moved].all()
     assert (requests.transferred_ns <= requests.finished_ns)[has_moved].all()
     sent = sum(pool.sent_bytes for pool in record.pools)
     least = 2 * 100 * int(case.plan.num_prefill_tokens[has_moved].sum())

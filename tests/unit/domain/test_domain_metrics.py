@@ -66,6 +66,7 @@ def test_latencies_add_up(wait: int, prefill: int, decode: int, answer: int, pro
         arrival=0,
         queued=wait // 2,
         scheduled=wait,
+        prefilled=wait + prefill,
         first_token=wait + prefill,
         finished=wait + prefill + decode,
         num_prefill_tokens=prompt,

@@ -54,7 +54,7 @@ def test_requests_that_are_lost_or_rejected_count_and_attain_nothing(
     assert report.goodput_rps == pytest.approx(3 / 0.5)
 
 
-def test_the_first_token_comes_from_the_prefill_replica_and_the_gap_after_it_holds_the_transfer(
+def test_the_gap_after_a_first_token_begins_where_it_is_handed_out(
     report: ServingReport,
 ) -> None:
     """Gaps: 100 to 150 and to 180 ms of request 0, 400 to 500 ms of request 4."""

@@ -91,10 +91,10 @@ def test_an_idle_cluster_moves_a_cache_in_its_bytes_over_the_bandwidth() -> None
     prompts, answers = report.pools
     for pool in (prompts, answers):
         assert pool.sent_bytes_per_s * report.duration_s == pytest.approx(600 * _KV_BYTES_PER_TOKEN)
-    # The first token does not wait for it, and the largest gap is that to the second.
+    # The first token waits for it, and is handed out as the step of the second begins.
     alone, _ = _run(build_scenario(workload=_one(600, 5)))
-    assert report.ttft_ms.max == pytest.approx(alone.ttft_ms.max, rel=1e-6)
-    assert report.itl_ms.max == pytest.approx(alone.itl_ms.p50 + expected_ms, rel=0.02)
+    assert report.ttft_ms.max == pytest.approx(alone.ttft_ms.max + expected_ms, rel=1e-6)
+    assert report.itl_ms.max == pytest.approx(alone.itl_ms.p50, rel=0.02)
 
 
 def test_a_cache_moves_over_the_network_of_the_slower_pool() -> None:
@@ -141,10 +141,11 @@ def test_the_report_of_a_cluster_is_consistent_with_its_tables() -> None:
     assert answers.num_requests == int(moved.sum())
     assert (column["prefill_engine"][moved] == 0).all()
     assert set(column["engine"][moved]) == {1, 2}
-    assert (column["transferred_s"][moved] > column["first_token_s"][moved]).all()
+    assert (column["transferred_s"][moved] > column["prefilled_s"][moved]).all()
+    assert (column["first_token_s"][moved] >= column["transferred_s"][moved]).all()
     assert report.ttft_ms.p99 == pytest.approx(np.percentile(column["ttft_ms"], 99))
     assert report.e2e_latency_ms.p50 == pytest.approx(np.median(column["e2e_latency_ms"]))
-    waits = (column["transferred_s"] - column["first_token_s"])[moved] * 1e3
+    waits = (column["transferred_s"] - column["prefilled_s"])[moved] * 1e3
     assert report.transfer_ms.mean == pytest.approx(waits.mean())
     steps = tables["steps"].to_pydict()
     rows = {

@@ -52,7 +52,8 @@ def test_transfers_of_one_sender_come_one_after_the_other() -> None:
     """Two prompts end together at 15 µs; each goes to a decode replica of its own."""
     setup = pair_of(port_bytes_per_s=SLOW_PORT, num_replicas=2)
     record = run(plan_of((0, 10, 2), (0, 10, 2)), setup)
-    assert times_us(record.requests.first_token_ns) == [15.0, 15.0]
+    assert times_us(record.requests.prefilled_ns) == [15.0, 15.0]
+    assert times_us(record.requests.first_token_ns) == [25.0, 35.0]
     assert record.requests.engine.tolist() == [1, 2]
     assert times_us(record.requests.transferred_ns) == [25.0, 35.0]
 
@@ -71,7 +72,9 @@ def test_a_full_decode_engine_holds_the_prefill_engine_up() -> None:
     record = run(plan_of((0, 10, 5), (0, 10, 2), (0, 10, 2)), setup)
     # 10 + 4 x 5.5 = 32; the second computed from 10 to 20, decodes from 32; the third can be
     # computed only when the second has left.
-    assert times_us(record.requests.first_token_ns) == [10.0, 20.0, 42.0]
+    assert times_us(record.requests.prefilled_ns) == [10.0, 20.0, 42.0]
+    # Clients have the second's first token when it decodes.
+    assert times_us(record.requests.first_token_ns) == [10.0, 32.0, 42.0]
     assert times_us(record.requests.transferred_ns) == [10.0, 32.0, 42.0]
     assert times_us(record.requests.finished_ns) == [32.0, 37.5, 47.5]
 
@@ -103,7 +106,8 @@ def test_a_request_begins_anew_when_either_engine_fails(pool: str, start_us: flo
     back_us = start_us + 50
     first_us = back_us + 10 if pool == "prefill" else start_us + 10
     decode_us = max(first_us, back_us) + 10
-    assert times_us(record.requests.first_token_ns) == [first_us]
+    assert times_us(record.requests.prefilled_ns) == [first_us]
+    assert times_us(record.requests.first_token_ns) == [decode_us]
     assert times_us(record.requests.finished_ns) == [decode_us + 11]
     assert record.requests.num_retries.tolist() == [1]
     assert [each.num_failures for each in record.pools] == [pool == "prefill", pool == "decode"]

@@ -43,12 +43,12 @@ _COUNTERS = {
 _LIFE = (
     ("frontend", "arrival_s", "queued_s"),
     ("queued", "queued_s", "scheduled_s"),
-    ("prefill", "scheduled_s", "first_token_s"),
-    ("decode", "first_token_s", "finished_s"),
+    ("prefill", "scheduled_s", "prefilled_s"),
+    ("decode", "prefilled_s", "finished_s"),
 )
 # The last part of one whose KV cache moved to another engine.
 _LIFE_AFTER_TRANSFER = (
-    ("transfer", "first_token_s", "transferred_s"),
+    ("transfer", "prefilled_s", "transferred_s"),
     ("decode", "transferred_s", "finished_s"),
 )
 _REQUESTS_PID = 0
@@ -240,6 +240,8 @@ def _counter_events(pid: int, columns: Columns) -> Iterator[Event]:
 def _request_events(requests: pa.Table) -> Iterator[Event]:
     yield _name(_REQUESTS_PID, "process_name", "requests")
     for number, row in enumerate(requests.to_pylist()):
+        # Older results lack the column.
+        row.setdefault("prefilled_s", row["first_token_s"])
         life = _LIFE if row["transferred_s"] < 0 else (*_LIFE[:-1], *_LIFE_AFTER_TRANSFER)
         parts = [part for part in life if 0 <= row[part[1]] < row[part[2]]]
         if not parts:

@@ -13,13 +13,15 @@ from foretoken.domain.units import Quantity
 class Instants:
     """When requests reached what, in one unit of time; below 0 where they never did.
 
-    `execution` is the time in running steps. Tokens are those of the prompt and of the answer. A
-    formula reads no more than it needs; the rest may be left out.
+    `prefilled` is when the prompt was computed: before the first token is handed out where another
+    replica does that. `execution` is the time in running steps. Tokens are those of the prompt and
+    of the answer. A formula reads no more than it needs; the rest may be left out.
     """
 
     arrival: Quantity = None
     queued: Quantity = None
     scheduled: Quantity = None
+    prefilled: Quantity = None
     first_token: Quantity = None
     finished: Quantity = None
     transferred: Quantity = None
@@ -78,12 +80,12 @@ LATENCIES = (
         shown=("terminal", "comparison", "percentiles", "requests")),
     Metric("service_ms", "service time", "ms", "lower", "finished - scheduled", formula=_service,
         is_defined=is_completed, is_long_on_page=True),
-    Metric("prefill_ms", "prefill time", "ms", "lower", "first token - scheduled",
-        formula=lambda times: times.first_token - times.scheduled, is_defined=is_completed,
+    Metric("prefill_ms", "prefill time", "ms", "lower", "prefilled - scheduled",
+        formula=lambda times: times.prefilled - times.scheduled, is_defined=is_completed,
         shown=("percentiles",)),
     Metric("prefill_ms_per_token", "prefill time per prompt token", "ms", "lower",
-        "(first token - scheduled) / prompt tokens",
-        formula=lambda times: (times.first_token - times.scheduled) / times.num_prefill_tokens,
+        "(prefilled - scheduled) / prompt tokens",
+        formula=lambda times: (times.prefilled - times.scheduled) / times.num_prefill_tokens,
         is_defined=is_completed),
     Metric("decode_ms", "decode time", "ms", "lower", "finished - first token",
         formula=lambda times: times.finished - times.first_token, is_defined=is_completed,
@@ -96,9 +98,9 @@ LATENCIES = (
         " decode replica", formula=_preempted, is_defined=is_completed,
         shown=("percentiles", "requests")),
     Metric("transfer_ms", "KV transfer time", "ms", "lower",
-        "transferred - first token (0: before it), of requests that moved to a decode replica: the"
+        "transferred - prefilled (0: before it), of requests that moved to a decode replica: the"
         " wait for room there, for ports, and the bytes",
-        formula=lambda times: (times.transferred - times.first_token).clip(min=0),
+        formula=lambda times: (times.transferred - times.prefilled).clip(min=0),
         is_defined=lambda times: is_completed(times) & (times.transferred >= 0), neutral=0.0,
         statistics=("p50", "p99"), shown=("terminal", "page", "percentiles")),
 )

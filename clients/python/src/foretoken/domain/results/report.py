@@ -70,9 +70,9 @@ class RequestColumns(Columns):
     again, `num_cached_tokens` were found in the prefix cache, `num_loaded_tokens` of them below the
     device's memory. `engine` is the replica it ran on, counted through all pools, `slo_class` the
     name of its class or nothing, `outcome` one of `REQUEST_OUTCOMES`. Where prompts are computed
-    elsewhere, `prefill_engine` (-1: nowhere else) is the replica that did, and its KV cache was on
-    the decode replica at `transferred_s`. It began anew `num_retries` times, its replica having
-    failed. Columns are arrays or tuples.
+    elsewhere, `prefill_engine` (-1: nowhere else) is the replica that did, at `prefilled_s`, and
+    its KV cache was on the decode replica, which hands the first token out, at `transferred_s`. It
+    began anew `num_retries` times, its replica having failed. Columns are arrays or tuples.
     """
 
     arrival_s: Quantity = ()
@@ -89,8 +89,14 @@ class RequestColumns(Columns):
     slo_class: Quantity = ()
     outcome: Quantity = ()
     prefill_engine: Quantity = ()
+    prefilled_s: Quantity = ()
     transferred_s: Quantity = ()
     num_retries: Quantity = ()
+
+    @property
+    def prompt_end_s(self) -> Quantity:
+        """Return when prompts were computed; of older results, which lack that, the first token."""
+        return self.prefilled_s if len(self.prefilled_s) else self.first_token_s
 
 
 # Why a request is not served: refused on arrival for one of two reasons, rejected by a full router,

@@ -42,17 +42,21 @@ def _requests_of(
         return np.array([getattr(journey, name) for journey in journeys], dtype=np.int64)
 
     first, outcome = column("first_engine"), column("outcome")
+    transferred = column("transferred_ns")
     # An answer of one token never leaves the engine that computed its prompt.
     last = np.where(column("engine") == NOT_REACHED, first, column("engine"))
     columns = [pool.engines.columns() for pool in pools]
     is_lost = outcome == RequestOutcome.LOST
+    prefilled = np.where(is_lost, NOT_REACHED, _pick(columns, "first_token_ns", first, pools))
+    # Where an answer goes on elsewhere, its first token leaves there, too.
+    has_moved = ~is_lost & (transferred != NOT_REACHED)
+    begun = _pick(columns, "scheduled_ns", last, pools)
+    handed = np.where(has_moved & (begun >= 0), np.maximum(begun, prefilled), NOT_REACHED)
     return RequestRecord(
         arrival_ns=column("arrival_ns"),
         queued_ns=_pick(columns, "queued_ns", first, pools),
         scheduled_ns=_pick(columns, "scheduled_ns", first, pools),
-        first_token_ns=np.where(
-            is_lost, NOT_REACHED, _pick(columns, "first_token_ns", first, pools)
-        ),
+        first_token_ns=np.where(column("prefilled_ns") == NOT_REACHED, prefilled, handed),
         finished_ns=np.where(
             outcome == RequestOutcome.COMPLETED,
             _pick(columns, "finished_ns", last, pools),
@@ -65,7 +69,8 @@ def _requests_of(
         slo_class=plan.slo_class,
         outcome=outcome,
         prefill_engine=np.where(last == first, NOT_REACHED, first),
-        transferred_ns=column("transferred_ns"),
+        prefilled_ns=prefilled,
+        transferred_ns=transferred,
         num_retries=column("try_number"),
         session=name_sessions(plan),
     )

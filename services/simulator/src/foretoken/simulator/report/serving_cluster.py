@@ -107,14 +107,14 @@ def _transfers(report: ServingReport) -> Section:
     transfer = report.transfer_ms
     first, moved = (
         np.asarray(getattr(report.requests, name), dtype=np.float64)
-        for name in ("first_token_s", "transferred_s")
+        for name in ("prompt_end_s", "transferred_s")
     )
     pictures = []
     done = moved >= 0
     if len(moved) == len(first) and done.any():
         values = np.percentile((moved - first)[done] * MS_PER_S, ITL_QUANTILES).tolist()
         plot = Plot(
-            title="First token to KV cache on the decode replica",
+            title="Prompt computed to KV cache on the decode replica",
             caption="It holds the wait for room on a decode replica and for a free port.",
         )
         curve = Curve(label="transfer", x=values, y=[p / 100 for p in ITL_QUANTILES])

@@ -199,10 +199,10 @@ def _choose(report: ServingReport) -> NDArray[np.int64]:
 def _spans(report: ServingReport, place: int) -> Iterator[tuple[str, str, float, float, int, int]]:
     """Yield what a request did from when to when; what took no time is left out."""
     columns = report.requests
-    arrival, queued, scheduled, first, finished, transferred, prompt, answer = (
+    arrival, queued, scheduled, prefilled, finished, transferred, prompt, answer = (
         float(column[place]) if len(column) else -1.0
         for column in (
-            *(columns.arrival_s, columns.queued_s, columns.scheduled_s, columns.first_token_s),
+            *(columns.arrival_s, columns.queued_s, columns.scheduled_s, columns.prompt_end_s),
             *(columns.finished_s, columns.transferred_s),
             *(columns.num_prefill_tokens, columns.num_decode_tokens),
         )
@@ -210,9 +210,9 @@ def _spans(report: ServingReport, place: int) -> Iterator[tuple[str, str, float,
     parts = [
         ("on its way", arrival, queued),
         ("waits", queued, scheduled),
-        ("prompt", scheduled, first),
-        ("on its way", first, transferred),
-        ("answer", max(first, transferred), finished),
+        ("prompt", scheduled, prefilled),
+        ("on its way", prefilled, transferred),
+        ("answer", max(prefilled, transferred), finished),
     ]
     for name, start, end in parts:
         if end > start >= 0:

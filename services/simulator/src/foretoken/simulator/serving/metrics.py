@@ -153,7 +153,8 @@ class PlacedRuns:
     """The runs of tokens with their steps counted through all engines; `seen_ns` is per such step.
 
     Run i is the tokens of request `request[i]` of every `stride[i]`-th step from
-    `first[i]` to `last[i]`, and `num_together[i]` more that left with the first.
+    `first[i]` to `last[i]`, and `num_together[i]` more that left with the first. Its token was
+    handed out at `handed_ns[i]` where that is another time than its step's (else -1).
     """
 
     request: Ints
@@ -161,6 +162,7 @@ class PlacedRuns:
     last: Ints
     stride: Ints
     num_together: Ints
+    handed_ns: Ints
     seen_ns: Ints
 
 
@@ -172,6 +174,8 @@ def place_runs(record: ServingRecord) -> PlacedRuns:
     engine = runs.engine
     if engine is None:
         engine = np.asarray(record.requests.engine)[request]
+    # A first token that the engine of the prompt computed leaves where the answer goes on.
+    is_handed = np.asarray(engine) != np.asarray(record.requests.engine)[request]
     first = offsets[engine] + runs.first_step
     count, stride = np.asarray(runs.count, dtype=np.int64), np.asarray(runs.stride)
     return PlacedRuns(
@@ -180,6 +184,7 @@ def place_runs(record: ServingRecord) -> PlacedRuns:
         last=first + (count - 1) * stride,
         stride=np.maximum(stride, 1),
         num_together=np.where(stride == 0, count - 1, 0),
+        handed_ns=np.where(is_handed, np.asarray(record.requests.first_token_ns)[request], -1),
         seen_ns=join_steps(record.steps, "seen_ns"),
     )
 
@@ -204,11 +209,12 @@ def is_completed(requests: RequestRecord) -> Flags:
 
 def instants_of(requests: RequestRecord, execution: Ints | None = None) -> Instants:
     """Return when the requests of a record reached what, in ns; `execution` if it is known."""
-    transferred = requests.transferred_ns
+    transferred, prefilled = requests.transferred_ns, requests.prefilled_ns
     return Instants(
         arrival=np.asarray(requests.arrival_ns),
         queued=np.asarray(requests.queued_ns),
         scheduled=np.asarray(requests.scheduled_ns),
+        prefilled=np.asarray(requests.first_token_ns if prefilled is None else prefilled),
         first_token=np.asarray(requests.first_token_ns),
         finished=np.asarray(requests.finished_ns),
         transferred=np.asarray(NOT_REACHED if transferred is None else transferred),
@@ -227,6 +233,7 @@ def instants_of_columns(columns: RequestColumns) -> Instants:
             ("arrival", columns.arrival_s),
             ("queued", columns.queued_s),
             ("scheduled", columns.scheduled_s),
+            ("prefilled", columns.prompt_end_s),
             ("first_token", columns.first_token_s),
             ("finished", columns.finished_s),
             ("transferred", columns.transferred_s),
@@ -341,7 +348,8 @@ def _cumulate(values: NDArray[np.integer], stride: int) -> NDArray[np.integer]:
 def pauses_ns(runs: PlacedRuns) -> Ints:
     """Return the gaps between the runs of a request, each from its last token to the next first."""
     follows = runs.request[1:] == runs.request[:-1]
-    gaps = runs.seen_ns[runs.first[1:]] - runs.seen_ns[runs.last[:-1]]
+    left_ns = np.where(runs.handed_ns < 0, runs.seen_ns[runs.last], runs.handed_ns)
+    gaps = runs.seen_ns[runs.first[1:]] - left_ns[:-1]
     return np.asarray(gaps[follows], dtype=np.int64)
 
 

@@ -32,8 +32,10 @@ class RequestRecord:
     cache, `num_loaded_tokens` of them in a tier below the device, at all admissions together.
 
     `engine` counts through all pools. Where prompts are computed elsewhere, `prefill_engine` did
-    (-1: nowhere else) and the KV cache was on `engine` at `transferred_ns`. `num_retries` is how
-    often the request began anew. The three are None where there is but one pool that never fails.
+    (-1: nowhere else), at `prefilled_ns`, and the KV cache was on `engine` at `transferred_ns`: it
+    hands the first token out as the first of its steps with the request begins. `num_retries` is
+    how often the request began anew. The four are None where there is but one pool that never
+    fails.
     `session` is the same number for requests that wait for each other (None: none do).
     """
 
@@ -51,6 +53,7 @@ class RequestRecord:
     slo_class: Ints
     outcome: Ints
     prefill_engine: Ints | None = None
+    prefilled_ns: Ints | None = None
     transferred_ns: Ints | None = None
     num_retries: Ints | None = None
     session: Ints | None = None

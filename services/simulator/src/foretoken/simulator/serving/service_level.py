@@ -42,7 +42,10 @@ def find_attaining(requests: RequestRecord, runs: PlacedRuns, limits: Sequence[S
         percents = np.array([slo.itl_percentile for slo in limits])[number]
         _refuse_slow_gaps(
             runs.seen_ns,
-            (runs.request, runs.first, runs.last, runs.stride, runs.num_together),
+            (
+                *(runs.request, runs.first, runs.last, runs.stride, runs.num_together),
+                runs.handed_ns,
+            ),
             itl_ns,
             percents,
             attains,
@@ -57,7 +60,7 @@ def _limits_ns(limits: Sequence[Slo], name: str) -> Floats:
 @compiled
 def _refuse_slow_gaps(
     end_ns: Ints,
-    runs: tuple[Ints, Ints, Ints, Ints, Ints],
+    runs: tuple[Ints, Ints, Ints, Ints, Ints, Ints],
     limit_ns: Floats,
     percents: Floats,
     attains: Flags,
@@ -66,7 +69,7 @@ def _refuse_slow_gaps(
 
     The percentile is linear between ranks; counting the gaps above the limit mostly decides.
     """
-    request, first, last, stride, together = runs
+    request, first, last, stride, together, handed_ns = runs
     index = 0
     while index < len(request):
         owner = request[index]
@@ -88,7 +91,7 @@ def _refuse_slow_gaps(
                             longest_within = max(longest_within, gap)
                         else:
                             shortest_beyond = min(shortest_beyond, gap)
-                    previous = end_ns[step]
+                    previous = end_ns[step] if handed_ns[index] < 0 else handed_ns[index]
             index += 1
         if num_gaps == 0:
             continue

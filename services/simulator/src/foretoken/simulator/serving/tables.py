@@ -82,6 +82,9 @@ def requests_table(record: ServingRecord, scenario: ServingScenario) -> pa.Table
     }
     moves = {
         "prefill_engine": _or_all(requests.prefill_engine, NOT_REACHED, requests.engine),
+        "prefilled_s": _seconds(
+            requests.first_token_ns if requests.prefilled_ns is None else requests.prefilled_ns
+        ),
         "transferred_s": _seconds(
             _or_all(requests.transferred_ns, NOT_REACHED, requests.arrival_ns)
         ),

@@ -194,14 +194,19 @@ def _make_pairs(
     prefill, decode = pools[0].prefill, pools[1].decode
     left, right = rows
     passes = pools[0].passes.take(left)
-    prefill_rps = _prefill_rps(search, pools[0].passes)[:, left]
-    decode_us = decode.state.tpot_us[:, right] + _transfer_us(search, pools[0])
+    transfer_us = _transfer_us(search, pools[0])
+    prefill_rps = _prefill_rps(search, pools[0].passes, transfer_us)[:, left]
     answer = max(search.load.decode_mean - 1, _NEVER)
-    decode_rps = decode.batch[right] / decode_us / answer * US_PER_S
+    decode_us = decode.state.tpot_us[:, right] * answer + transfer_us
+    decode_rps = decode.batch[right] / decode_us * US_PER_S
     numbers = _count_pools(search, pools, prefill_rps[0], decode_rps[0])
     carried = np.minimum(numbers[0] * prefill_rps, numbers[1] * decode_rps)
     if search.target_rps:
         carried = np.minimum(carried, search.target_rps)
+    tpot_us = _tpot_us(decode, carried / numbers[1])
+    # Clients have the first token once the cache is there and a step of the answers begins.
+    ttft_us = _ttft_us(search, passes, carried / numbers[0], numbers[0])
+    ttft_us += transfer_us + tpot_us / 2
     layouts = [pool.num_devices for pool in pools]
     used = search.load.context_mean / (search.load.prefill_mean + search.load.decode_mean)
     return replace(
@@ -214,23 +219,20 @@ def _make_pairs(
         prefill_replicas=numbers[0],
         num_devices=numbers[0] * layouts[0] + numbers[1] * layouts[1],
         kv_ratio=decode.batch[right] / np.maximum(decode.room[right], 1.0) * used,
-        ttft_us=_ttft_us(search, passes, carried / numbers[0], numbers[0]),
-        tpot_us=_tpot_us(decode, carried / numbers[1], decode_us - decode.state.tpot_us[:, right]),
+        ttft_us=ttft_us,
+        tpot_us=tpot_us,
         rate_rps=carried,
     )
 
 
-def _tpot_us(decode: ReplicaAnswers, rate_rps: Floats, transfer_us: Floats) -> Floats:
-    """Return the TPOT where replicas decode at a rate: as many together as that takes.
-
-    The transfer is on the way, not on the replica.
-    """
+def _tpot_us(decode: ReplicaAnswers, rate_rps: Floats) -> Floats:
+    """Return the TPOT where replicas decode at a rate: as many together as that takes."""
     rates, times = decode.state.rate_rps, decode.state.tpot_us
     tpot_us = [
         np.interp(rate, known, time)
         for rate, known, time in zip(rate_rps, rates, times, strict=True)
     ]
-    return np.stack(tpot_us) + transfer_us
+    return np.stack(tpot_us)
 
 
 def _count_pools(
@@ -255,7 +257,7 @@ def _count_pools(
     )
 
 
-def _prefill_rps(search: PairSearch, passes: PromptPasses) -> Floats:
+def _prefill_rps(search: PairSearch, passes: PromptPasses, transfer_us: float) -> Floats:
     """Return what a prefill replica takes for prompts to wait no longer than the TTFT allows.
 
     Where they come at random to each by itself. Without a limit a prompt waits as long as it takes
@@ -263,7 +265,7 @@ def _prefill_rps(search: PairSearch, passes: PromptPasses) -> Floats:
     leaves.
     """
     limit_us = mean_limit_us(search, "ttft_ms")
-    alone_us = passes.alone_us
+    alone_us = passes.alone_us + transfer_us
     if np.isinf(limit_us):
         left_us = alone_us
     else:
@@ -275,7 +277,7 @@ def _prefill_rps(search: PairSearch, passes: PromptPasses) -> Floats:
 def _ttft_us(
     search: PairSearch, passes: PromptPasses, rate_rps: Floats, num_replicas: Ints
 ) -> Floats:
-    """Return the TTFT where each prefill replica takes prompts at a rate.
+    """Return the time to the end of a prompt where each prefill replica takes them at a rate.
 
     In a closed loop requests that are all alike come back at the gaps in which their prompts were
     computed, so that none waits where that is one by one; what is computed together comes back
@@ -290,14 +292,13 @@ def _ttft_us(
 
 
 def _transfer_us(search: PairSearch, prefill: EngineAnswer) -> float:
-    """Return what sending a prompt's KV cache adds to the time of each output token after it."""
+    """Return what sending a prompt's KV cache takes."""
     bandwidth, latency_us = find_link(search.scenario, prefill.kind.device)
     num_tokens = search.load.prefill_mean
     in_window = min(num_tokens, stack_of(search.scenario.model).window)
     sent = num_tokens * prefill.kv_bytes_per_token + in_window * prefill.window_bytes_per_token
     sent += prefill.state_bytes
-    transfer_us = latency_us + sent / bandwidth * US_PER_S
-    return transfer_us / max(search.load.decode_mean - 1, 1.0)
+    return latency_us + sent / bandwidth * US_PER_S
 
 
 def find_link(scenario: ServingScenario, device: str) -> tuple[float, float]:
