@@ -1,7 +1,7 @@
 """Compare simulated clusters with measured disaggregated runs that AIConfigurator publishes.
 
-DeepSeek-V3 under TensorRT-LLM on H200, prefill and decode replicas apart: mean TTFT and TPOT of a
-closed loop whose first requests come all at once. Operator times are those of the home that is
+DeepSeek-V3 under TensorRT-LLM on H200 and H100, prefill and decode replicas apart: mean TTFT and
+TPOT of a closed loop whose first requests come all at once. Operator times are those of the home that is
 given, which `foretoken catalog install nvidia` may have filled, else the starter's; series are
 learned when they are asked for. How pools and client were started is what the recipes of these runs
 say. Prints the errors, and why rows were not run.
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +44,7 @@ _ENGINE = "trtllm"
 _PROFILE, _FRAMEWORK = "trtllm-1.0", "trtllm 1.3.0rc20"
 _TENSOR = ParallelLayout(tp=8, ep=8)
 _DATA_PARALLEL = ParallelLayout(tp=1, dp=8, ep=8)
+_TWO_NODES, _DATA_OF_TWO_NODES = ParallelLayout(tp=16, ep=16), ParallelLayout(tp=1, dp=16, ep=16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,27 +59,46 @@ class _Launch:
     step_tokens: int
     prefill_memory_ratio: float
     decode_memory_ratio: float
+    # Requests that run at a time on a replica that answers, by the client's (empty: as many).
+    num_answers: Mapping[int, int] = field(default_factory=dict)
 
 
-# By tokens of the longest prompt. Rows differ in what they say of attention in the prefill pool;
-# recipes do not. Source: ishandhanani/srt-slurm, recipes/trtllm/h200/{1k1k,8k1k}/stp (images of
+# By device and tokens of the longest prompt. Rows differ in what they say of attention in the
+# prefill pool; recipes do not. Source: ishandhanani/srt-slurm, recipes/trtllm/h200/{1k1k,8k1k}/stp (images of
 # Dynamo 0.8.1, prefill without overlap, block reuse off on both sides); its sa-bench (bench.sh)
 # sends ten requests for each running one, all first ones at once, after two that warm up the fresh
 # servers, the first of which come by 250 a second.
 _LAUNCHES = {
-    1024: _Launch(
+    (TRAINED_ON, 1024): _Launch(
         prefill=_DATA_PARALLEL,
         num_prompts=8,
         step_tokens=8192,
         prefill_memory_ratio=0.6,
         decode_memory_ratio=0.9,
     ),
-    8192: _Launch(
+    (TRAINED_ON, 8192): _Launch(
         prefill=_TENSOR,
         num_prompts=2,
         step_tokens=16640,
         prefill_memory_ratio=0.85,
         decode_memory_ratio=0.85,
+    ),
+    # recipes/trtllm/h100-fp8, ctx1_gen3_tep16_batch1 and batch2, Dynamo 0.8.1.post3.
+    ("h100_sxm", 1024): _Launch(
+        prefill=_DATA_OF_TWO_NODES,
+        num_prompts=2,
+        step_tokens=2048,
+        prefill_memory_ratio=0.6,
+        decode_memory_ratio=0.9,
+        num_answers={6: 1, 9: 2},
+    ),
+    ("h100_sxm", 8192): _Launch(
+        prefill=_DATA_OF_TWO_NODES,
+        num_prompts=1,
+        step_tokens=8224,
+        prefill_memory_ratio=0.3,
+        decode_memory_ratio=0.9,
+        num_answers={6: 1, 9: 2},
     ),
 }
 _NUM_WARMUP_ROUNDS, _WARMUP_RPS = 2, 250
@@ -95,6 +115,7 @@ class _Run:
     """A measured run: its pools, load and latencies in ms."""
 
     name: str
+    device: str
     decode: ParallelLayout
     num_prefill: int
     num_decode: int
@@ -146,21 +167,27 @@ def _read_runs(path: Path) -> tuple[list[_Run], Counter[str]]:
         for row in csv.DictReader(file):
             if row["mode"] != "disagg":
                 continue
-            if row["system"] != TRAINED_ON:
-                reasons[f"{row['system']}: recipes were read of {TRAINED_ON}"] += 1
-            elif row["backend"] != _ENGINE:
-                reasons[f"{row['backend']}: recipes were read of {_ENGINE}"] += 1
+            run = _read_run(row)
+            launch = _LAUNCHES.get((run.device, run.prompt))
+            if row["backend"] != _ENGINE or launch is None:
+                reasons[f"{run.device}, {row['backend']}: no recipes were read"] += 1
+            elif launch.num_answers and run.concurrency not in launch.num_answers:
+                reasons[f"{run.device}: no recipe of {run.concurrency} requests was found"] += 1
             else:
-                runs.append(_read_run(row))
+                runs.append(run)
     return runs, reasons
 
 
 def _read_run(row: Mapping[str, str]) -> _Run:
     concurrency = re.search(r"_c(\d+)_", row["id"])
     is_data_parallel = _number(row["decode_attention_dp_size"]) > 1
+    tensor, data_parallel = _TENSOR, _DATA_PARALLEL
+    if row["system"] != TRAINED_ON:
+        tensor, data_parallel = _TWO_NODES, _DATA_OF_TWO_NODES
     return _Run(
         name=row["id"],
-        decode=_DATA_PARALLEL if is_data_parallel else _TENSOR,
+        device=row["system"],
+        decode=tensor if not is_data_parallel else data_parallel,
         num_prefill=_number(row["prefill_num_workers"]),
         num_decode=_number(row["decode_num_workers"]),
         concurrency=int(concurrency[1]) if concurrency else _number(row["decode_batch_size"]),
@@ -200,7 +227,7 @@ def _scenario(run: _Run) -> ServingScenario:
     return ServingScenario(
         name=run.name,
         model=find_model("deepseek-v3"),
-        device=TRAINED_ON,
+        device=run.device,
         framework=_FRAMEWORK,
         quantization="fp8_block",
         kv_dtype=DType.FP8,
@@ -223,7 +250,7 @@ def _scenario(run: _Run) -> ServingScenario:
 
 
 def _pools(run: _Run) -> tuple[ReplicaPool, ReplicaPool]:
-    launch = _LAUNCHES[run.prompt]
+    launch = _LAUNCHES[run.device, run.prompt]
     prompts = EngineSpec(
         profile=_PROFILE,
         max_num_seqs=launch.num_prompts,
@@ -234,7 +261,7 @@ def _pools(run: _Run) -> tuple[ReplicaPool, ReplicaPool]:
     # A replica never has more requests than the client sends.
     answers = EngineSpec(
         profile=_PROFILE,
-        max_num_seqs=min(run.concurrency, 512),
+        max_num_seqs=launch.num_answers.get(run.concurrency, min(run.concurrency, 512)),
         memory_utilization_ratio=launch.decode_memory_ratio,
         rules=_UNCACHED,
     )
@@ -265,9 +292,12 @@ def _print_rows(found: Sequence[tuple[_Run, float, float]]) -> None:
 
 
 def _print_errors(found: Sequence[tuple[_Run, float, float]]) -> None:
-    for prompt in (*sorted(_LAUNCHES), 0):
-        rows = [row for row in found if prompt in (row[0].prompt, 0)]
-        name = f"prompts of up to {prompt:,} tokens" if prompt else "all"
+    places = [*_LAUNCHES, (TRAINED_ON, 0)]
+    for device, prompt in places:
+        rows = [row for row in found if row[0].device == device and prompt in (row[0].prompt, 0)]
+        if not rows:
+            continue
+        name = f"{device}, prompts of up to {prompt:,} tokens" if prompt else f"{device}, all"
         for metric, place in (("TTFT", 1), ("TPOT", 2)):
             ours = np.array([row[place] for row in rows], dtype=np.float64)
             measured = np.array([getattr(row[0], f"{metric.lower()}_ms") for row in rows])
