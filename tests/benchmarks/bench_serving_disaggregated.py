@@ -1,10 +1,10 @@
 """Compare simulated clusters with measured disaggregated runs that AIConfigurator publishes.
 
 DeepSeek-V3 under TensorRT-LLM on H200 and H100, prefill and decode replicas apart: mean TTFT and
-TPOT of a closed loop whose first requests come all at once. Operator times are those of the home that is
-given, which `foretoken catalog install nvidia` may have filled, else the starter's; series are
-learned when they are asked for. How pools and client were started is what the recipes of these runs
-say. Prints the errors, and why rows were not run.
+TPOT of a closed loop whose first requests come all at once. Operator times are those of the home
+that is given, which `foretoken catalog install nvidia` may have filled, else the starter's; series
+are learned when they are asked for. How pools and client were started is what the recipes of these
+runs say. Prints the errors, and why rows were not run.
 
     python tests/benchmarks/bench_serving_disaggregated.py [path of the shared measurements]
         [--home FOLDER] [--rows]
@@ -64,10 +64,10 @@ class _Launch:
 
 
 # By device and tokens of the longest prompt. Rows differ in what they say of attention in the
-# prefill pool; recipes do not. Source: ishandhanani/srt-slurm, recipes/trtllm/h200/{1k1k,8k1k}/stp (images of
-# Dynamo 0.8.1, prefill without overlap, block reuse off on both sides); its sa-bench (bench.sh)
-# sends ten requests for each running one, all first ones at once, after two that warm up the fresh
-# servers, the first of which come by 250 a second.
+# prefill pool; recipes do not. Source: ishandhanani/srt-slurm, recipes/trtllm/h200/{1k1k,8k1k}/stp
+# (images of Dynamo 0.8.1, prefill without overlap, block reuse off on both sides); its sa-bench
+# (bench.sh) sends ten requests for each running one, all first ones at once, after two that warm up
+# the fresh servers, the first of which come by 250 a second.
 _LAUNCHES = {
     (TRAINED_ON, 1024): _Launch(
         prefill=_DATA_PARALLEL,
