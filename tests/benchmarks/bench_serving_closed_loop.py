@@ -262,6 +262,8 @@ def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:
     )
 
 
+# After the requests that warm up, which take seconds for each.
+_RESUME_S = 36_000.0
 _MODELS = {
     "gpt-oss-120b": "gpt-oss-120b",
     "DeepSeek-V3": "deepseek-v3",
@@ -274,9 +276,14 @@ _MODELS = {
 def _workload(run: _Run, launch: DevelopmentLaunch) -> WorkloadSpec:
     # A prompt out of few is a shared prefix, all but its last token.
     num_shared = run.prefill - 1 if launch.num_prompts else 0
+    options = {"concurrency": str(run.concurrency)}
+    if launch.is_of_inference_max and launch.num_warmup_rounds:
+        # That client waits for those that warm up, then sends as many as run at a time at once.
+        options["num_warmup"] = str(launch.num_warmup_rounds * run.concurrency)
+        options["resume_s"] = str(_RESUME_S)
     return WorkloadSpec(
         arrival="closed_loop",
-        arrival_options={"concurrency": str(run.concurrency)},
+        arrival_options=options,
         num_requests=(NUM_ROUNDS + launch.num_warmup_rounds) * run.concurrency,
         prefill=draw_lengths(run.prefill - num_shared, launch.shortest_ratio),
         decode=draw_lengths(run.decode, launch.shortest_ratio),
