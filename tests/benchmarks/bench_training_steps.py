@@ -247,13 +247,14 @@ _SOURCED_RULES: Mapping[str, Mapping[str, str]] = {
     },
     # NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/perf_recipes/qwen (gb200/qwen3_moe.py and
     # common.py, _enable_hybridep_full_iteration_mxfp8): graphs of whole steps, whose exchanges of
-    # experts are overlapped.
+    # experts are overlapped; HybridEP sends rows padded (Megatron-Core, experts.py of 2026).
     "card-qwen": {
         "launch_us": "0",
         "module_call_us": "0",
         "expert_call_us": "0",
         "waits_for_counts": "false",
         "overlaps_expert_exchange": "true",
+        "pads_experts": "false",
     },
     # NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama/llama3_llm_finetune.py
     # (disable_parameter_transpose_cache).

@@ -146,6 +146,26 @@ def test_tokens_sent_once_are_copied_for_each_expert_where_they_arrive() -> None
     assert 2 * _TOKENS == once["moe_sort"].dims["num_tokens"]
 
 
+@pytest.mark.parametrize("ep", [1, 4])
+def test_rows_of_experts_are_padded_in_8_bit_alone_where_a_trainer_does(ep: int) -> None:
+    """A copy before the products and one after, and both ways again in the backward pass."""
+    rank = _rank(dp=ep, ep=ep)
+    plain, padded = (
+        dataclasses.replace(_options({"pads_experts": pads}), dtype=DType.FP8)
+        for pads in (False, True)
+    )
+    nodes, back = _lower(rank, padded), _backward(rank, padded)
+    assert {"moe_pad", "moe_unpad"} == nodes.keys() - _lower(rank, plain).keys()
+    copies = [nodes["moe_pad"], nodes["moe_unpad"]]
+    assert [{"num_tokens": 2 * _TOKENS, "hidden": 4096}] * 2 == [node.dims for node in copies]
+    assert {"moe_pad_backward", "moe_unpad_backward"} <= back.keys()
+    roles = list(nodes)
+    assert roles.index("moe_pad") < roles.index("moe_up_proj_quantize")
+    assert roles.index("moe_down_proj") < roles.index("moe_unpad") < roles.index("moe_unpermute")
+    half = dataclasses.replace(padded, dtype=DType.BF16)
+    assert "moe_pad" not in _lower(rank, half)
+
+
 def test_the_routers_weights_follow_tokens_in_both_passes() -> None:
     """Unless tokens are sent once: then they come with them."""
     role, rules = "moe_scores_all_to_all", {"sends_scores": True}

@@ -119,7 +119,8 @@ class TrainerProfile:
     weights of both halves two tensors. Unless `fuses_bias_activation`, the bias of an MLP and
     its activation are two, and unless `fuses_residual` so are bias, dropout and the addition to
     the residual stream. Unless `fuses_permutation`, rows of tokens are added up by index, which is
-    slower than one kernel. A `router` chooses experts by a kernel (`fused`), by a chain of them
+    slower than one kernel. With `pads_experts` rows of experts in 8 bit are copied to rows that
+    their products can have, and back. A `router` chooses experts by a kernel (`fused`), by a chain of them
     (`unfused`), or all that it and the counts of tokens launch is one graph (`captured`).
     Activations are dropped out with `has_dropout`, and by kernels laid out
     anew with `has_copy_kernels` (the attention's output, the gradients of the parts of a fused
@@ -215,6 +216,7 @@ class TrainerProfile:
     fuses_bias_activation: bool = True
     fuses_residual: bool = True
     fuses_permutation: bool = True
+    pads_experts: bool = False
     router: str = "fused"
     has_dropout: bool = False
     has_copy_kernels: bool = False

@@ -119,7 +119,7 @@ class _Spread:
         self._routing = ExpertRouting(top_k=part["top_k"], num_experts=part["num_experts"])
         self._hidden = part["latent"] or rank.model.hidden
         self._mesh = expert_mesh(rank.layout, training.expert_tp)
-        self._trainer = training.trainer
+        self._trainer, self._dtype = training.trainer, lowering.options.dtype
         self._tensor = PlacedGroup.of_rank(axis_group(rank.layout, "tp"), rank)
         self._experts = PlacedGroup.of_rank(self._mesh.expert_group, rank)
         self._width = PlacedGroup.of_rank(self._mesh.tensor_group, rank)
@@ -197,6 +197,7 @@ class _Spread:
         if self._mesh.tp > 1 and not self._is_summed:
             yield self._of_pairs(node, "moe_dispatch_all_gather", "all_gather")
         yield from self._sort(node, "moe_sort")
+        yield from self._pad(node, "moe_pad")
 
     def _up_proj(self, node: OperatorNode) -> Iterator[OperatorNode]:
         dims = {"num_groups": self._num_local, "m": self._num_pairs}
@@ -216,6 +217,7 @@ class _Spread:
     def _down_proj(self, node: OperatorNode) -> Iterator[OperatorNode]:
         dims = {"num_groups": self._num_local, "m": self._num_pairs}
         yield _with_dims(node, **dims, k=node.dims["k"] // self._mesh.tp)
+        yield from self._pad(node, "moe_unpad")
         yield from self._sort(node, "moe_unsort")
         if self._mesh.tp > 1 and not self._is_summed:
             yield self._of_pairs(node, "moe_combine_reduce_scatter", "reduce_scatter")
@@ -251,18 +253,27 @@ class _Spread:
         """
         is_mixed = self._num_local > 1 or self._trainer.sends_tokens_once
         if self._mesh.ep > 1 and is_mixed:
-            dims = {"num_tokens": self._num_pairs, "hidden": self._hidden}
-            yield dataclasses.replace(
-                node,
-                role=role,
-                group="moe",
-                operator="copy",
-                dims=dims,
-                num_kernels=node.num_kernels if self._is_sent_once else (1, 1),
-                dtype=node.written_dtype,
-                output_dtype=None,
-                weight_bits=0.0,
-            )
+            kernels = node.num_kernels if self._is_sent_once else (1, 1)
+            yield dataclasses.replace(self._copy(node, role), num_kernels=kernels)
+
+    def _pad(self, node: OperatorNode, role: str) -> Iterator[OperatorNode]:
+        """Yield the copy of rows to where products in 8 bit have them, or back."""
+        if self._trainer.pads_experts and self._dtype is DType.FP8:
+            yield self._copy(node, role)
+
+    def _copy(self, node: OperatorNode, role: str) -> OperatorNode:
+        """Return a copy of the rank's rows."""
+        return dataclasses.replace(
+            node,
+            role=role,
+            group="moe",
+            operator="copy",
+            dims={"num_tokens": self._num_pairs, "hidden": self._hidden},
+            num_kernels=(1, 1),
+            dtype=node.written_dtype,
+            output_dtype=None,
+            weight_bits=0.0,
+        )
 
     def _exchange(
         self, node: OperatorNode, role: str, dtype: DType, width: int = 0
