@@ -120,8 +120,8 @@ class TrainerProfile:
     its activation are two, and unless `fuses_residual` so are bias, dropout and the addition to
     the residual stream. Unless `fuses_permutation`, rows of tokens are added up by index, which is
     slower than one kernel. With `pads_experts` rows of experts in 8 bit are copied to rows that
-    their products can have, and back. A `router` chooses experts by a kernel (`fused`), by a chain of them
-    (`unfused`), or all that it and the counts of tokens launch is one graph (`captured`).
+    their products can have, and back. A `router` chooses experts by a kernel (`fused`), by a chain
+    of them (`unfused`), or all that it and the counts of tokens launch is one graph (`captured`).
     Activations are dropped out with `has_dropout`, and by kernels laid out
     anew with `has_copy_kernels` (the attention's output, the gradients of the parts of a fused
     projection). With `has_mlp_bias` MLPs without a gate have biases whatever the model says.
