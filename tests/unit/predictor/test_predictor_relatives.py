@@ -150,13 +150,13 @@ def _log(design: Design, found: LatencyColumns) -> float:
 def test_what_relatives_show_counts_half_their_laws_and_what_is_typical_a_quarter_each(
     design: Design,
 ) -> None:
-    found = combine(_times(design, 0.4), design, [_shown(design, 1.0, 0.8)], "").found
+    found = combine(_times(design, 0.4), design, [_shown(design, 1.0, 0.8)], DType.BF16, "").found
     assert 0.5 * 1.0 + 0.25 * 0.8 + 0.25 * 0.4 == pytest.approx(_log(design, found))
 
 
 def test_the_more_alike_of_two_relatives_is_the_weightier(design: Design) -> None:
     shown = [_shown(design, 0.0, 0.0, apart=0.0), _shown(design, 1.0, 0.0, apart=0.3)]
-    found = combine(_times(design, 0.0), design, shown, "").found
+    found = combine(_times(design, 0.0), design, shown, DType.BF16, "").found
     assert 0.5 * (1.0 / 3.0) == pytest.approx(_log(design, found))
 
 
@@ -165,30 +165,36 @@ def test_who_did_not_measure_near_a_call_leaves_it_to_the_other_and_both_to_thei
 ) -> None:
     absent = _shown(design, np.nan, 0.6)
     typical = _times(design, 0.6)
-    with_other = combine(typical, design, [absent, _shown(design, 1.0, 0.6)], "").found
+    with_other = combine(typical, design, [absent, _shown(design, 1.0, 0.6)], DType.BF16, "").found
     assert 0.5 * 1.0 + 0.5 * 0.6 == pytest.approx(_log(design, with_other))
-    assert 0.6 == pytest.approx(_log(design, combine(typical, design, [absent], "").found))
+    assert 0.6 == pytest.approx(
+        _log(design, combine(typical, design, [absent], DType.BF16, "").found)
+    )
 
 
 def test_voices_are_what_is_typical_and_what_each_relative_shows_and_its_law(
     design: Design,
 ) -> None:
     shown = [_shown(design, np.nan, 0.6), _shown(design, 1.0, 0.2)]
-    found = combine(_times(design, 0.4), design, shown, "")
+    found = combine(_times(design, 0.4), design, shown, DType.BF16, "")
     voices = found.places.voices + np.log(found.found.latency_us / design.base_us)[:, None]
     assert voices == pytest.approx(np.tile([0.4, 0.6, 1.0, 0.6, 0.2], (design.num_rows, 1)))
 
 
-def test_intervals_are_wider_where_voices_differ_and_where_nobody_is_alike(design: Design) -> None:
+def test_intervals_are_wider_in_8_bits_where_voices_differ_and_where_nobody_is_alike(
+    design: Design,
+) -> None:
     typical = _times(design, 0.5)
     alike, differing, far = (
-        combine(typical, design, [shown], "").found
+        combine(typical, design, [shown], DType.BF16, "").found
         for shown in (
             _shown(design, 0.5, 0.5),
             _shown(design, 0.8, 0.2),
             _shown(design, 0.5, 0.5, apart=2.0),
         )
     )
+    in_fp8 = combine(typical, design, [_shown(design, 0.5, 0.5)], DType.FP8, "").found
+    assert 2.0 * 1.84 * 0.2 * np.sqrt(2.0) == pytest.approx(np.log(in_fp8.high_us / in_fp8.low_us))
     widths = [np.log(it.high_us / it.low_us) for it in (alike, differing, far)]
     assert 2.0 * 1.84 * 0.2 == pytest.approx(widths[0])
     assert (widths[1] > 1.1 * widths[0]).all()

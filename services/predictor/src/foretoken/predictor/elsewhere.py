@@ -44,7 +44,8 @@ class Elsewhere:
         asked = hold_to_exponentials(spec, target.device, design)
         shown = [self._show(call, source, asked) for source in relatives]
         bases = "; ".join(source.choice.basis for source in relatives)
-        return combine(typical, asked, shown, f"{bases}, moved by data sheets; {typical.basis}")
+        basis = f"{bases}, moved by data sheets; {typical.basis}"
+        return combine(typical, asked, shown, target.dtype, basis)
 
     def _show(self, call: Call, source: Source, asked: Design) -> Shown:
         spec, device = call.spec, source.target.device
