@@ -23,6 +23,7 @@ from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.launch.deployment import LaunchOptions, write_deployment
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.serving.search import search_serving
+from foretoken.simulator.search.serving.space import check_bases
 from foretoken.simulator.serving.engine_limit import check_engines
 from foretoken.simulator.serving.scenario_check import check_scenario
 
@@ -173,6 +174,18 @@ def test_a_search_leaves_out_devices_that_an_engine_does_not_run_on() -> None:
     space = {"devices": ("h200_sxm", "mi300x"), "tp": (1,), "modes": ("aggregated",)}
     assert ({("aggregated", 1)}, {"engine": 1}) == _search("trtllm-1.3", **space)
     assert ({("aggregated", 1)}, {}) == _search("vllm-0.20", **space)
+
+
+def test_a_search_is_refused_where_none_of_its_devices_runs_the_engine() -> None:
+    scenario = replace(_scenario("trtllm-1.3", ParallelLayout()), device="mi300x")
+    for devices in (("mi300x", "h200_sxm"), ("h200_sxm",)):
+        check_bases(ServingSearchRequest(scenario=scenario, space=ServingSpace(devices=devices)))
+    for devices in ((), ("mi300x", "gaudi3")):
+        asked = ServingSearchRequest(scenario=scenario, space=ServingSpace(devices=devices))
+        with pytest.raises(InvalidRequestError, match="what runs on mi300x is"):
+            check_bases(asked)
+    others = ServingSpace(devices=("mi300x",), profiles=("trtllm-1.3", "vllm-0.20"))
+    check_bases(ServingSearchRequest(scenario=scenario, space=others))
 
 
 def test_every_device_says_what_programs_it() -> None:

@@ -281,10 +281,10 @@ class RunsSearches(RunsJobs):
 
     def _check_serving(self, request: ServingSearchRequest) -> ServingSearchRequest:
         from foretoken.simulator.search.serving.search import count_points
-        from foretoken.simulator.serving.scenario_check import check_scenario
+        from foretoken.simulator.search.serving.space import check_bases
 
         request = _as_kept(request)
-        check_scenario(request.scenario)
+        check_bases(request)
         for device in request.space.devices:
             find_device(device)
         for profile in request.space.profiles:

@@ -18,6 +18,7 @@ from foretoken.domain.requests.search import SERVING_MODES, ServingSearchRequest
 from foretoken.simulator.launch.server import find_server
 from foretoken.simulator.serving.draft import list_speculation_lacks
 from foretoken.simulator.serving.engine_limit import EngineBound, list_engine_lacks, list_idle_tiers
+from foretoken.simulator.serving.scenario_check import check_scenario
 
 # Requests on a replica where none are named: about four per doubling, sizes engines capture.
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
@@ -135,6 +136,31 @@ class SearchSpace:
             prefills = num_kinds * len(self.prefill_batches)
             total += prefills * num_kinds * len(self.batches) * num_limits
         return total * len(apart)
+
+
+def check_bases(request: ServingSearchRequest) -> None:
+    """Check the scenario on the devices, and by the profiles, of the space.
+
+    Engines that do not run on some of the devices are left out of the search, as long as there is
+    one that does.
+
+    Raises:
+        as `check_scenario`, of the first of them: none can be.
+
+    """
+    base, refused = request.scenario, None
+    profiles = request.space.profiles or (base.engine.profile,)
+    for device, profile in product(request.space.devices or (base.device,), profiles):
+        topology = base.topology if device == base.device else ""
+        engine = replace(base.engine, profile=profile)
+        try:
+            check_scenario(replace(base, device=device, topology=topology, engine=engine))
+        except InvalidRequestError as err:
+            refused = refused or err
+        else:
+            return
+    if refused is not None:
+        raise refused
 
 
 def resolve_space(request: ServingSearchRequest) -> SearchSpace:
