@@ -23,8 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from closed_loop_tables import ROUTING, TRAINED_ON, open_whole_import
+from warmed_means import mean_latencies_ms
 
 from foretoken.client.facade import Foretoken
 from foretoken.domain.errors import ForetokenError
@@ -33,7 +33,6 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.requests.workload import SessionSpec, WorkloadSpec
-from foretoken.domain.results.report import RequestColumns
 from foretoken.simulator.validation.published_comparison import draw_lengths
 from foretoken.simulator.validation.published_launch import (
     NUM_ROUNDS,
@@ -215,22 +214,7 @@ def _answer(
     num_warmup = development_launches()[run.backend, run.model].num_warmup_rounds * run.concurrency
     if num_warmup == 0:
         return report.ttft_ms.mean, report.tpot_ms.mean
-    return _average(report.requests, num_warmup)
-
-
-def _average(requests: RequestColumns, num_warmup: int) -> tuple[float, float]:
-    """Return mean TTFT and TPOT in ms of all requests but the first to arrive."""
-    arrival_s, first_s, last_s, num_tokens = (
-        np.asarray(column)[num_warmup:]
-        for column in (
-            requests.arrival_s,
-            requests.first_token_s,
-            requests.finished_s,
-            requests.num_decode_tokens,
-        )
-    )
-    gaps_s = (last_s - first_s) / (num_tokens - 1)
-    return 1000 * float((first_s - arrival_s).mean()), 1000 * float(gaps_s.mean())
+    return mean_latencies_ms(report.requests, num_warmup)
 
 
 def _scenario(run: _Run, max_num_seqs: int) -> ServingScenario:

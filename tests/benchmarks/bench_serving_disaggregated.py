@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 from closed_loop_tables import ROUTING, TRAINED_ON
+from warmed_means import mean_latencies_ms
 
 from foretoken.app.compose import Composition
 from foretoken.app.config import AppConfig
@@ -208,19 +209,10 @@ def _simulate(run: _Run, foretoken: Foretoken) -> tuple[float, float]:
     if not report.feasibility.is_feasible:
         raise ForetokenError(report.feasibility.reason)
     requests, num_warmup = report.requests, _NUM_WARMUP_ROUNDS * run.concurrency
-    arrival_s, first_s, last_s, num_tokens = (
-        np.asarray(column)[num_warmup:]
-        for column in (
-            requests.arrival_s,
-            requests.first_token_s,
-            requests.finished_s,
-            requests.num_decode_tokens,
-        )
-    )
-    if arrival_s.min() < _RESUME_S or len(np.unique(arrival_s[: run.concurrency])) > 1:
+    arrivals_s = np.asarray(requests.arrival_s)[num_warmup:]
+    if arrivals_s.min() < _RESUME_S or len(np.unique(arrivals_s[: run.concurrency])) > 1:
         raise ForetokenError("the requests that warm up last beyond the start of the others")
-    gaps_s = (last_s - first_s) / (num_tokens - 1)
-    return 1000 * float((first_s - arrival_s).mean()), 1000 * float(gaps_s.mean())
+    return mean_latencies_ms(requests, num_warmup)
 
 
 def _scenario(run: _Run) -> ServingScenario:
