@@ -16,6 +16,8 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 GIB = 2**30
+# More than this of tokens or requests is a mistake; sums of a billion such still fit into an int64.
+MAX_COUNT = 2**31 - 1
 
 _S_PER_MINUTE = 60.0
 # Shorter durations are given in seconds.

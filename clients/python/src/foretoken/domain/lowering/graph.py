@@ -156,6 +156,11 @@ class OperatorNode:
         return dataclasses.replace(self, **place(layers))
 
     @property
+    def is_experts(self) -> bool:
+        """Whether it is all experts of a layer as one call, those of a rank or of all."""
+        return self.operator in ("moe_experts", "moe_local_experts")
+
+    @property
     def num_tensors(self) -> int:
         """Tensors that one repetition's parameters are in, those it shares included."""
         return self.num_matrices + self.has_bias

@@ -20,7 +20,6 @@ from foretoken.domain.units import Quantity, smaller
 # Matrices that a fused projection consists of, each with an adapter of its own.
 _NUM_SLICES = {"attn_qkv_proj": 3, "attn_down_proj": 2, "mlp_up_proj": 2, "shared_up_proj": 2}
 _PLAIN_ROLES = ("attn_out_proj", "attn_q_proj", "mlp_down_proj", "shared_down_proj")
-_EXPERTS = ("moe_experts", "moe_local_experts")
 _OPERATOR = "lora_gemm"
 
 
@@ -89,7 +88,7 @@ def expected_active(num_draws: Quantity, lora: LoraSpec, num_copies: int = 1) ->
 def _after(node: OperatorNode, rank: RankContext, lora: LoraSpec) -> Iterator[OperatorNode]:
     if lora.targets == "attention" and not node.role.startswith("attn_"):
         return
-    if node.operator in _EXPERTS:
+    if node.is_experts:
         for linear in _expert_layers(node):
             yield from _products(linear, node, lora)
     elif node.operator == "gemm" and (node.role in _NUM_SLICES or node.role in _PLAIN_ROLES):

@@ -353,8 +353,7 @@ def _expert_bytes(nodes: Nodes) -> float:
                     )
                 )
                 for node in nodes
-                if node.operator in ("moe_experts", "moe_local_experts")
-                and "mxfp4" not in node.variant
+                if node.is_experts and "mxfp4" not in node.variant
             ),
             default=0,
         )

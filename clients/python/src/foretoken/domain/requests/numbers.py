@@ -10,10 +10,9 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.magnitude import find_beyond, walk
 from foretoken.domain.models.architecture import ModelArchitecture
 from foretoken.domain.models.parameters import count_parameters
+from foretoken.domain.units import MAX_COUNT
 
 _MOST_PARAMETERS = 2**50
-# Of what tokens are counted in.
-_MOST_TOKENS = 2**31 - 1
 
 
 def check_numbers(request: object) -> None:
@@ -38,5 +37,5 @@ def _list_large_sizes(model: ModelArchitecture, path: str) -> Iterator[FieldViol
         problem = f"has {num_parameters:.3g} parameters, {_MOST_PARAMETERS:.3g} are counted at most"
         yield FieldViolation(path, problem)
     for name in ("max_position", "sliding_window"):
-        if getattr(model, name) > _MOST_TOKENS:
-            yield FieldViolation(f"{path}.{name}", f"may be {_MOST_TOKENS:,} at most")
+        if getattr(model, name) > MAX_COUNT:
+            yield FieldViolation(f"{path}.{name}", f"may be {MAX_COUNT:,} at most")

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field, replace
 from foretoken.domain import schema
 from foretoken.domain.errors import FieldViolation, InvalidRequestError
 from foretoken.domain.requests.option import describe, option
-
-# What places of requests, and their tokens, are counted in.
-_MOST_REQUESTS = _MOST_TOKENS = 2**31 - 1
+from foretoken.domain.units import MAX_COUNT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,8 +57,8 @@ class SessionSpec:
         checks = {
             "think_s": (self.think_s >= 0, "must not be negative"),
             "shared_prefix_tokens": (
-                0 <= self.shared_prefix_tokens <= _MOST_TOKENS,
-                f"must be 0 to {_MOST_TOKENS:,}",
+                0 <= self.shared_prefix_tokens <= MAX_COUNT,
+                f"must be 0 to {MAX_COUNT:,}",
             ),
             "num_shared_prefixes": (self.num_shared_prefixes >= 1, "must be at least 1"),
         }
@@ -197,8 +195,8 @@ class WorkloadSpec:
         checks: dict[str, tuple[bool, str]] = {
             "rate_rps": (self.rate_rps > 0, "must be positive"),
             "num_requests": (
-                1 <= self.num_requests <= _MOST_REQUESTS,
-                f"must be from 1 to {_MOST_REQUESTS:,}",
+                1 <= self.num_requests <= MAX_COUNT,
+                f"must be from 1 to {MAX_COUNT:,}",
             ),
             "time_scale": (self.time_scale > 0, "must be positive"),
             "max_tokens_per_request": (

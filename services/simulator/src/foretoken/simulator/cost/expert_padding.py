@@ -19,12 +19,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from foretoken.domain.frameworks.deep_gemm import ARCHITECTURE, FORMAT
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import LatencyColumns, OperatorTable
 from foretoken.domain.operators.spec.variant import format_variant, parse_variant
 from foretoken.simulator.cost.surface import SurfaceSpec
 
-_ARCHITECTURE, _FORMAT = "hopper", "fp8_block"
 _RANKS_MIN_WITHOUT = 8
 
 
@@ -40,8 +40,8 @@ def kernel_tables(table: OperatorTable, spec: SurfaceSpec) -> Sequence[OperatorT
 
 
 def _is_in_blocks(table: OperatorTable, spec: SurfaceSpec) -> bool:
-    is_hopper = find_device(spec.device).architecture == _ARCHITECTURE
-    return is_hopper and parse_variant(table.variant).get("quant") == _FORMAT
+    is_hopper = find_device(spec.device).architecture == ARCHITECTURE
+    return is_hopper and parse_variant(table.variant).get("quant") == FORMAT
 
 
 def padding_tables(table: OperatorTable, spec: SurfaceSpec) -> Sequence[OperatorTable]:
@@ -64,7 +64,7 @@ def padding_tables(table: OperatorTable, spec: SurfaceSpec) -> Sequence[Operator
     product = replace(
         table,
         operator="gemm",
-        variant=format_variant({"quant": _FORMAT}) or "",
+        variant=format_variant({"quant": FORMAT}) or "",
         kernel="",
         tentative=True,
     )

@@ -121,6 +121,12 @@ def prefill_batch(axes: Axes) -> BatchShape:
     return _prefills_batch(axes, 1)
 
 
+def prompt_nodes(options: LoweringOptions, rank: RankContext) -> Sequence[OperatorNode]:
+    """Return the operators of a step of one prompt on a rank, whose number no length changes."""
+    batch = prefill_batch((np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)))
+    return lower_rank(batch, options, rank)
+
+
 def prefill_batching(axes: Axes) -> BatchShape:
     """Return batches of `BATCHED` prefills that are alike, one per grid point."""
     return _prefills_batch(axes, BATCHED)

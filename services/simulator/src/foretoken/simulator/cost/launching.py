@@ -7,14 +7,11 @@ import numpy as np
 
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.lowering.graph import OperatorNode, RankContext
-from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.lowering.options import LoweringOptions
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import parse_variant
-from foretoken.simulator.cost.family import prefill_batch
+from foretoken.simulator.cost.family import prompt_nodes
 from foretoken.simulator.grid import Floats
-
-_EXPERTS = ("moe_experts", "moe_local_experts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +25,7 @@ class LaunchRules:
 
     def time_node(self, node: OperatorNode) -> float:
         """Return what launching an operator once takes."""
-        if node.operator in _EXPERTS:
+        if node.is_experts:
             named = dict(self.expert_call_us)
             scheme = parse_variant(node.variant).get("quant", "")
             call_us = named.get(scheme, named.get("other"))
@@ -51,11 +48,10 @@ def time_launches(
     rules: LaunchRules, options: LoweringOptions, ranks: Sequence[RankContext]
 ) -> Floats:
     """Return what launching the step of a prompt takes on each rank."""
-    batch = prefill_batch((np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)))
     return np.array(
         [
             rules.eager_us
-            + sum(node.repeat * rules.time_node(node) for node in lower_rank(batch, options, rank))
+            + sum(node.repeat * rules.time_node(node) for node in prompt_nodes(options, rank))
             for rank in ranks
         ]
     )

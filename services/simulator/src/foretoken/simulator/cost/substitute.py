@@ -79,7 +79,6 @@ _OWN_ALL_REDUCE_KERNELS = {"vllm": "vllm_custom", "sglang": "sglang_customallred
 # Where that kernel runs, inside a CUDA graph or outside: profilers record it by the kernel source,
 # or by the variant.
 _LANES = ("graph", "eager")
-_EXPERTS = ("moe_experts", "moe_local_experts")
 _BALANCED = "balanced"
 _MXFP4, _MXFP4_WITH_MXFP8 = "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"
 # vLLM pads MXFP4 experts for Marlin: a rank's features to whole 128s, the model's to 256s.
@@ -110,7 +109,7 @@ class Substitute:
         self._scaled: Sequence[OperatorTable] = ()
         self._ungated: Sequence[OperatorTable] = ()
         self._is_fused = _find_fused(node, self._plain, spec)
-        if node.operator in _EXPERTS:
+        if node.is_experts:
             if self._is_vllm and _MARLIN in kernel:
                 self._plain = _padded_experts(self._plain)
             if _has_no_gates(spec.model):

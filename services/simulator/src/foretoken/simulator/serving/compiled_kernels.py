@@ -10,17 +10,14 @@ from foretoken.domain.frameworks.deep_gemm import ARCHITECTURE, BLOCK_ROWS, FORM
 from foretoken.domain.frameworks.engine import EngineProfile
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.lowering.graph import OperatorNode
-from foretoken.domain.lowering.lower import lower_rank
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.domain.units import ceil_divide
-from foretoken.simulator.cost.family import prefill_batch
+from foretoken.simulator.cost.family import prompt_nodes
 from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.grid import Flags, Ints
 from foretoken.simulator.rank import stage_ranks
-
-_EXPERTS = ("moe_experts", "moe_local_experts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -97,9 +94,8 @@ def _products(scenario: ServingScenario) -> Iterator[_Product]:
     """Yield the products in blocks of FP8 of a prompt's step, on a rank of every stage."""
     options = replace(serving_options(scenario), mla_form="operators")
     layout = engine_layout(scenario)
-    batch = prefill_batch((np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)))
     for rank in stage_ranks(scenario.model, layout, scenario.device, scenario.topology):
-        for node in lower_rank(batch, options, rank):
+        for node in prompt_nodes(options, rank):
             if parse_variant(node.variant).get("quant") == FORMAT:
                 yield from _products_of(node)
 
@@ -107,7 +103,7 @@ def _products(scenario: ServingScenario) -> Iterator[_Product]:
 def _products_of(node: OperatorNode) -> Iterator[_Product]:
     if node.operator == "gemm":
         yield _Product(columns=_size(node, "n"), depth=_size(node, "k"))
-    elif node.operator in _EXPERTS:
+    elif node.is_experts:
         hidden, intermediate = _size(node, "hidden"), _size(node, "intermediate")
         num_experts = _size(node, "num_experts")
         held = "num_local_experts" if "num_local_experts" in node.dims else "num_experts"

@@ -8,6 +8,7 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import WorkloadSpec
+from foretoken.domain.units import MAX_COUNT
 from foretoken.simulator.grid import Flags, Floats, Ints
 
 # In `follows`, `slo_class` and `prefix_stream`: there is none.
@@ -87,10 +88,6 @@ def plan_requests(
         hashes=np.zeros(0, dtype=np.int64),
         concurrency=concurrency,
     )
-
-
-# More than this of tokens or requests is a mistake; sums of a billion such still fit into an int64.
-MAX_LENGTH = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +209,7 @@ def read_count(spec: WorkloadSpec, name: str) -> int:
 
     """
     count = read_number(spec, name, 0.0)
-    if not count.is_integer() or count > MAX_LENGTH:
+    if not count.is_integer() or count > MAX_COUNT:
         raise option_error(name, f"must be a whole number, found {count:g}")
     return int(count)
 

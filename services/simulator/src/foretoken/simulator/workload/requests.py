@@ -9,9 +9,9 @@ from foretoken.domain.errors import FieldViolation, InvalidRequestError, Unknown
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.slo import SloClass
 from foretoken.domain.requests.workload import LengthSpec, SessionSpec, WorkloadSpec
+from foretoken.domain.units import MAX_COUNT
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.workload.request_plan import (
-    MAX_LENGTH,
     NONE,
     ArrivalProcess,
     RequestDraft,
@@ -86,7 +86,7 @@ def draw_lengths(
         raise InvalidRequestError.of_violations(
             FieldViolation(f"workload.{name}.{v.field}", v.description) for v in err.violations
         ) from err
-    return np.minimum(lengths, spec.maximum or MAX_LENGTH).astype(np.int64)
+    return np.minimum(lengths, spec.maximum or MAX_COUNT).astype(np.int64)
 
 
 def _look_up(kind: str, known: Mapping[str, T]) -> T:
@@ -97,8 +97,8 @@ def _look_up(kind: str, known: Mapping[str, T]) -> T:
 
 def _check_bounds(spec: LengthSpec) -> None:
     longest = max(spec.mean, spec.minimum, spec.maximum, *spec.values, 0)
-    if longest > MAX_LENGTH:
-        raise InvalidRequestError.of_field("maximum", f"{longest} is beyond {MAX_LENGTH} tokens")
+    if longest > MAX_COUNT:
+        raise InvalidRequestError.of_field("maximum", f"{longest} is beyond {MAX_COUNT} tokens")
     if spec.maximum and spec.minimum > spec.maximum:
         raise InvalidRequestError.of_field(
             "minimum", f"must not be above maximum, found {spec.minimum} and {spec.maximum}"
@@ -246,8 +246,8 @@ def _place_ramp(session: Ints, draft: RequestDraft) -> Floats:
 def _cut_lengths(prompts: Ints, answers: Ints, max_tokens: int) -> tuple[Ints, Ints]:
     """Return lengths that engines can count, together with what all share and earlier turns."""
     longest = int((prompts + answers).max())
-    if min(longest, max_tokens or longest) > MAX_LENGTH:
-        problem = f"of a request of {longest:,} tokens no more than {MAX_LENGTH:,} can be: set it"
+    if min(longest, max_tokens or longest) > MAX_COUNT:
+        problem = f"of a request of {longest:,} tokens no more than {MAX_COUNT:,} can be: set it"
         raise InvalidRequestError.of_field("workload.max_tokens_per_request", problem)
     if max_tokens == 0:
         return prompts, answers

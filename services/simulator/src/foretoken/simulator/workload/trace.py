@@ -20,7 +20,7 @@ from typing import IO, Any
 from foretoken.domain.errors import InvalidRequestError, UnknownPluginError
 from foretoken.domain.plugins import scan_modules
 from foretoken.domain.requests.workload import Request
-from foretoken.simulator.workload.request_plan import MAX_LENGTH
+from foretoken.domain.units import MAX_COUNT
 
 _TIMESTAMP = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.(?P<fraction>\d{1,9}))?"
@@ -77,8 +77,8 @@ class TraceRow:
             number: float = int(value)
         else:
             number = self._parse(name)
-        if not (minimum <= number <= MAX_LENGTH and number == int(number)):
-            raise self._expected(name, f"a whole number from {minimum} to {MAX_LENGTH}")
+        if not (minimum <= number <= MAX_COUNT and number == int(number)):
+            raise self._expected(name, f"a whole number from {minimum} to {MAX_COUNT}")
         return int(number)
 
     def read_seconds(self, name: str, ticks_per_s: float = 1.0) -> float:

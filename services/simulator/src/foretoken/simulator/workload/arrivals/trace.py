@@ -12,9 +12,9 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import Request, WorkloadSpec
+from foretoken.domain.units import MAX_COUNT
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.workload.request_plan import (
-    MAX_LENGTH,
     NONE,
     RequestDraft,
     check_options,
@@ -95,7 +95,7 @@ def _read_ints(
         raise InvalidRequestError.of_field("workload.trace_requests", f"{name}: {err}") from err
     _check_column(name, column >= minimum, f"must be at least {minimum}")
     if minimum:
-        _check_column(name, column <= MAX_LENGTH, f"must be at most {MAX_LENGTH}")
+        _check_column(name, column <= MAX_COUNT, f"must be at most {MAX_COUNT}")
     return column
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.requests.workload import LengthSpec
+from foretoken.domain.units import MAX_COUNT
 from foretoken.simulator.grid import Ints
-from foretoken.simulator.workload.request_plan import MAX_LENGTH
 
 
 def _draw(spec: LengthSpec, num_lengths: int, stream: np.random.Generator) -> Ints:
@@ -21,7 +21,7 @@ def _draw(spec: LengthSpec, num_lengths: int, stream: np.random.Generator) -> In
     variance = np.log1p(spec.spread**2)
     lengths = stream.lognormal(np.log(spec.mean) - variance / 2, np.sqrt(variance), num_lengths)
     # Rounded up as often as the fraction says: the mean stays.
-    rounded = np.floor(np.minimum(lengths, MAX_LENGTH) + stream.random(num_lengths))
+    rounded = np.floor(np.minimum(lengths, MAX_COUNT) + stream.random(num_lengths))
     return np.maximum(rounded, max(1, spec.minimum)).astype(np.int64)
 
 
