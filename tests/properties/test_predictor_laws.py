@@ -8,22 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import (
     DType,
     LatencyColumns,
     LatencyQuery,
     OperatorTable,
+    Phase,
     Provenance,
 )
-from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.operators.spec.operator import all_operators, find_operator
+from foretoken.domain.units import US_PER_S
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.estimator import Estimator
 from foretoken.predictor.model_set import ModelSet
 from foretoken.predictor.model_store import write_models
+from foretoken.predictor.regression.trees import Trees
 from foretoken.predictor.roofline import compute_limits
 from foretoken.predictor.series import Series, SeriesKey, build_series
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO, train_series
-from foretoken.predictor.transfer import train_transfers
+from foretoken.predictor.transfer import TransferModel, train_transfers
+from foretoken.predictor.transfer.efficiency_prior import transfer_names
+from foretoken.predictor.transfer.support import Support
 
 Calls = Sequence[Sequence[int]]
 
@@ -90,6 +96,37 @@ def test_no_estimate_is_below_the_stated_share_of_the_roofline(device: str, call
     target = SeriesKey("gemm", device, "", "fp16", "forward", "").target
     least_us = MIN_ROOFLINE_RATIO * compute_limits(spec, columns, target).roofline_us
     assert (estimates.latency_us >= least_us * (1 - 1e-12)).all()
+
+
+_STREAMED = [
+    (name, phase)
+    for name, spec in all_operators().items()
+    if not spec.is_collective and spec.group != "moe" and list(spec.sweep(False))
+    for phase in Phase
+    if phase is Phase.FORWARD or spec.work_ratio(phase)
+]
+
+
+@pytest.mark.parametrize(("name", "phase"), _STREAMED)
+@pytest.mark.parametrize("device", ["a30", "h200_sxm", "b200"])
+def test_nobody_is_predicted_to_move_bytes_faster_than_a_memory_does(
+    name: str, device: str, phase: Phase
+) -> None:
+    spec = find_operator(name)
+    calls = list(spec.sweep(False))
+    columns = {dim: np.array([call[dim] for call in calls]) for dim in spec.dim_names}
+    # What others show: a twentieth of the roofline.
+    fast = TransferModel(Trees(float(np.log(0.05))), -0.1, 0.1, Support())
+    names = transfer_names(spec, find_device(device), "", DType.FP16)
+    models = ModelSet(version="fast", series={}, transfers=dict.fromkeys(names, fast))
+    table = OperatorTable(operator=name, dtype=DType.FP16, phase=phase, columns=columns)
+    reply = Estimator(models, 1.0).predict(LatencyQuery(device=device, tables=(table,)))
+    target = SeriesKey(name, device, "", "fp16", phase.name.lower(), "").target
+    memory_us = compute_limits(spec, columns, target).memory_us
+    moved_bytes = memory_us * target.device.memory_bandwidth_bytes_per_s / US_PER_S
+    is_beyond_cache = moved_bytes > target.device.l2_cache_bytes
+    assert is_beyond_cache.any()
+    assert (reply.tables[0].latency_us >= memory_us)[is_beyond_cache].all()
 
 
 @given(calls=gemm_calls)

@@ -7,10 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.call_scope import check_wanted
-from foretoken.domain.errors import (
-    InvalidRequestError,
-    NotTrainedError,
-)
+from foretoken.domain.errors import InvalidRequestError, NotTrainedError
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.measurements.estimate import (
     LatencyColumns,
@@ -46,6 +43,7 @@ from foretoken.predictor.source import (
 )
 from foretoken.predictor.sustained import sustain
 from foretoken.predictor.transfer.links import choose_rows
+from foretoken.predictor.transfer.memory_bound import hold_to_bandwidth
 from foretoken.predictor.transfer.messages import complete_sizes
 from foretoken.predictor.transfer.own_points import (
     OwnCorrection,
@@ -201,6 +199,7 @@ class Estimator:
         if found is None:
             elsewhere = self._elsewhere(query)
             found = elsewhere.estimate(call, elsewhere.relatives(call, wanted), design).found
+        found = hold_to_bandwidth(call, design, found)
         if has_measured and is_chain(table):
             return found
         found = hold_to_memory(spec, target.device, design, found)
@@ -428,8 +427,9 @@ class Estimator:
             [answer.provenance for answer in answers], is_whole=not spec.backward_calls
         )
         scaled = widen(pack(latency_us, low_us, high_us, provenance), doubt_log)
+        design = build_design(spec, call.columns, call.target)
+        scaled = hold_to_bandwidth(call, design, scaled)
         if not is_chain(call.table):
-            design = build_design(spec, call.columns, call.target)
             scaled = hold_to_memory(spec, call.target.device, design, scaled)
         what = "its forward calls" if spec.backward_calls else f"{ratio:g} times forward"
         return replace(scaled, basis=f"{what}: {answers[0].basis}")

@@ -74,6 +74,11 @@ class Design:
         """Number of calls."""
         return len(self.base_us)
 
+    @property
+    def memory_us(self) -> FloatColumn:
+        """What memory, or the links of a collective, take for the bytes of every call."""
+        return self.work[:, NUM_ROOFLINE_PARTS - 1]
+
     def take(self, rows: npt.NDArray[np.int64]) -> "Design":
         """Return the design of some of the calls."""
         return Design(
