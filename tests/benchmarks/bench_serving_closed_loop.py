@@ -261,8 +261,9 @@ def _workload(run: _Run, launch: DevelopmentLaunch) -> WorkloadSpec:
     # A prompt out of few is a shared prefix, all but its last token.
     num_shared = run.prefill - 1 if launch.num_prompts else 0
     options = {"concurrency": str(run.concurrency)}
-    if launch.is_of_inference_max and launch.num_warmup_rounds:
-        # That client waits for those that warm up, then sends as many as run at a time at once.
+    if launch.num_warmup_rounds:
+        # Clients wait for those that warm up, then send as many as run at a time at once: aiperf
+        # (timing/credit_issuing_strategy.py of 0.3) as InferenceX's does.
         options["num_warmup"] = str(launch.num_warmup_rounds * run.concurrency)
         options["resume_s"] = str(_RESUME_S)
     return WorkloadSpec(
