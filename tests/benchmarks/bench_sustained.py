@@ -7,7 +7,8 @@ second each (columns `power`, `power_limit`). Two versions differ by a factor of
 median ratio of small calls. Prints what is fitted, the share of the peak from which on power slows,
 next to the device file's, how many calls it slows, and how far these are off with the law and
 without it. Then how much of a slowdown shows in bursts of different length, and the time constant
-of a first-order response that fits them best.
+of a first-order response that fits them best. Last which tables of a B200 are slowed at all, by
+calls of under a millisecond at half to 0.7 of the peak, compared with vLLM's bursts.
 """
 
 import itertools
@@ -34,6 +35,12 @@ _PAIRS = (
     ("b200_sxm", "vllm", "0.24.0", "0.22.0", "b200"),
     ("b200_sxm", "trtllm", "1.3.0rc20", "1.3.0rc15", "b200"),
     ("gb200", "vllm", "0.24.0", "0.22.0", "gb200"),
+)
+_B200_TABLES = (
+    ("sglang", "0.5.14"),
+    ("trtllm", "1.3.0rc20"),
+    ("trtllm", "1.3.0rc15"),
+    ("vllm", "0.22.0"),
 )
 _FORMATS = {
     "bfloat16": DType.BF16,
@@ -83,6 +90,7 @@ def main() -> None:
     for pair in pairs:
         if " vllm " in pair.label:
             _tell_response(pair)
+    _tell_regimes()
 
 
 def _read_pairs() -> Iterator[_Pair]:
@@ -167,6 +175,25 @@ def _tell_response(pair: _Pair) -> None:
             line += f"{f'{shown:.2f} ({count})' if count > 8 else '':>12}"
         label = f"{pair.label} {low} to {high}"
         sys.stdout.write(f"{label:<36}{_RESPONSES_MS[int(np.argmin(errors))]:>7.0f} ms{line}\n")
+
+
+def _tell_regimes() -> None:
+    """Print how much longer calls take than in bursts, which power would slow in what lasts."""
+    folder = _SYSTEMS / "data" / "b200_sxm" / "gemm"
+    bursts = _read(folder / "vllm" / "0.24.0")["bfloat16"]
+    peak = find_device("b200").peak_flops(DType.BF16)
+    sys.stdout.write("\nBF16 on a B200 over vLLM 0.24.0, at 0.5 to 0.7 of the peak and below 0.1\n")
+    for engine, version in _B200_TABLES:
+        own = _read(folder / engine / version)["bfloat16"]
+        shapes = sorted(bursts.keys() & own.keys())
+        flops = 2.0 * np.prod(np.array(shapes, dtype=np.float64), axis=1)
+        burst_us = np.array([bursts[shape] for shape in shapes])
+        ratio = np.array([own[shape] for shape in shapes]) / burst_us
+        utilization = flops / (burst_us * 1e-6) / peak
+        is_high = (utilization >= 0.5) & (utilization < 0.7) & (burst_us < 1e3)
+        high, low = np.median(ratio[is_high]), np.median(ratio[utilization < _SMALL_RATIO])
+        label = f"{engine} {version}"
+        sys.stdout.write(f"{label:<20}{high:.2f}{low:7.2f} ({is_high.sum():,} calls)\n")
 
 
 def _shown(begin_ms: _Floats, end_ms: _Floats, response_ms: float) -> _Floats:

@@ -23,7 +23,7 @@ _LARGE = {"m": 8192, "n": 8192, "k": 8192}
 _SMALL = {"m": 16, "n": 1024, "k": 1024}
 
 
-def _rows(device: str, power_w: float | None = None) -> Rows:
+def _rows(device: str, **facts: float | str) -> Rows:
     """Return GEMMs that all take 1.3 times their limit: large ones reach 0.77 of the peak."""
     rows: list[dict[str, Any]] = []
     for m in (16, 64, 256, 1024, 4096, 8192):
@@ -32,7 +32,7 @@ def _rows(device: str, power_w: float | None = None) -> Rows:
                 dims = {"m": m, "n": n, "k": k}
                 latency_us = 1.3 * base_us("gemm", dims, device=device)
                 row = row_of("gemm", dims, latency_us, device=device)
-                rows.append({**row, "power_w": power_w})
+                rows.append({**row, **facts})
     return rows
 
 
@@ -85,6 +85,20 @@ def test_what_was_timed_for_long_is_told_as_it_was_timed_and_as_a_burst(
     lasting, burst = _ask(service, _LARGE, sustained=True), _ask(service, _LARGE)
     assert pytest.approx(measured_us, rel=1e-3) == lasting.latency_us[0]
     assert burst.latency_us[0] < 0.9 * measured_us
+
+
+def test_bursts_whose_table_has_a_mean_power_are_bursts(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    found = {}
+    for version in ("1.3.0rc20", "1.3.0rc15"):
+        software = {"framework": "trtllm", "framework_version": version}
+        service = make_predictor(_rows("b200", power_w=990.0, **software))
+        train(service)
+        found[version] = _ask(service, _LARGE, "b200").latency_us[0]
+    measured_us = 1.3 * base_us("gemm", _LARGE, device="b200")
+    assert pytest.approx(measured_us, rel=1e-3) == found["1.3.0rc20"]
+    assert found["1.3.0rc15"] < 0.9 * measured_us
 
 
 def test_devices_of_no_known_limit_are_told_as_in_bursts(

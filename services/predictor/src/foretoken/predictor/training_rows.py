@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from foretoken.domain.errors import UnknownDeviceError, UnknownTopologyError
 from foretoken.domain.hardware.device import find_device
+from foretoken.domain.hardware.sustained import BURSTS_WITH_POWER
 from foretoken.domain.hardware.topology import find_topology, topology_of_device
 from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.domain.operators.spec.operator import OperatorSpec, all_operators, find_operator
@@ -87,12 +88,13 @@ def keep_usable(table: pa.Table, tolerated_flags: tuple[str, ...] = ()) -> pa.Ta
     columns = {name: _encode(table[name]) for name in names}
     columns["dims"] = _encode_dims(table["dims"])
     named = _join(_encode(table["framework"]), _encode(table["framework_version"]))
-    # What has a mean power was timed for about a second, which others were not.
+    # What has a mean power was timed for about a second, which most others were not.
     has_power = pc.fill_null(pc.greater(table["power_w"], 0.0), fill_value=False)
-    columns |= {"framework": named, "latency_us": latency, "is_sustained": has_power}
+    is_burst = _is_one_of(named, BURSTS_WITH_POWER)
+    is_sustained = pc.and_not(has_power, is_burst)
+    columns |= {"framework": named, "latency_us": latency, "is_sustained": is_sustained}
     variant = columns["variant"]
-    is_disturbed = np.array([is_of_overlap(name) for name in variant.dictionary.to_pylist()], bool)
-    is_alone = pa.array(~is_disturbed[variant.indices.to_numpy()])
+    is_alone = pc.invert(_is_one_of(variant, filter(is_of_overlap, variant.dictionary.to_pylist())))
     return pa.table(columns).filter(pc.fill_null(pc.and_(is_usable, is_alone), fill_value=False))
 
 
@@ -101,6 +103,13 @@ def _encode(column: pa.ChunkedArray) -> pa.DictionaryArray:
     coded = _whole(column).dictionary_encode(null_encoding="encode")
     names = pa.array([name or "" for name in coded.dictionary.to_pylist()], pa.string())
     return pa.DictionaryArray.from_arrays(coded.indices, names)
+
+
+def _is_one_of(column: pa.DictionaryArray, names: Iterable[str]) -> pa.BooleanArray:
+    """Return which texts are among the names."""
+    chosen = frozenset(names)
+    is_chosen = np.array([name in chosen for name in column.dictionary.to_pylist()], bool)
+    return pa.array(is_chosen[column.indices.to_numpy()])
 
 
 def _join(first: pa.DictionaryArray, second: pa.DictionaryArray) -> pa.DictionaryArray:

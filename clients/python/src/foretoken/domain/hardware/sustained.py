@@ -28,6 +28,10 @@ _ALIKE = {DType.FP16: DType.BF16, DType.INT8: DType.FP8, DType.INT4: DType.FP4}
 # the law. Source: bench_sustained.py, products of H200 and B200 that are slowed, 3.8 to 6.3 % off
 # on average (13 to 21 without the law).
 SLOWED_SPREAD_LOG = 0.1
+# Software whose tables have a mean power and hold bursts all the same. Source: bench_sustained.py:
+# of products at half to 0.7 of a B200's peak in BF16 SGLang's take 1.04 times what vLLM's bursts
+# do, vLLM 0.22.0's 1.14 and TensorRT-LLM 1.3.0rc15's 1.17 times, and 1.3.0rc20's 1.02.
+BURSTS_WITH_POWER = frozenset({"trtllm 1.3.0rc20"})
 # Operators that the tensor cores work for; others are far from the limit.
 MATRIX_GROUPS = frozenset({"gemm", "attention", "moe"})
 
