@@ -10,6 +10,7 @@ measured of the family. Families err on their own, as `steps/error_parts.py` say
 variances add up.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,7 @@ from foretoken.simulator.search.training.answers import Answers
 from foretoken.simulator.search.training.shape_library import ShapeLibrary
 from foretoken.simulator.search.training.step_time import StepTimer
 from foretoken.simulator.steps.call_prices import PricedTable
-from foretoken.simulator.steps.error_parts import StepErrors, price_parts
+from foretoken.simulator.steps.error_parts import ERROR_FAMILIES, StepErrors, price_parts
 from foretoken.simulator.steps.strategies import Strategies
 
 # As many are reported, and those that matter at least that much compared with the first.
@@ -126,20 +127,43 @@ def _words(table: OperatorTable, row: int) -> str:
     return " ".join(words)
 
 
-# How errors of calls of other sizes go together, by family: of estimates from a device's own
-# measurements, then of those estimated from elsewhere, which miss a device as a whole. Source:
-# `tests/benchmarks/bench_error_correlation.py`, on operators measured on five devices; what was
-# left out of training is estimated. No training step is in it. The last two of the second row are
-# that of collectives in a node: too few networks were measured to leave any out. One host launches
-# everything, so it errs alike.
-_NUM_BOUND = 6
-_OWN = (0.21, 0.13, *(0.58,) * _NUM_BOUND, 0.76, 0.27, 0.16, 1.0)
-_ELSEWHERE = (0.70, 0.72, *(0.74,) * _NUM_BOUND, 0.76, 0.76, 0.76, 1.0)
-CORRELATIONS: Floats = np.array([*_OWN, *_ELSEWHERE])
-# What a device computes, whose calls are of one size where strategies cut layers alike.
-IS_COMPUTED: Flags = np.array(
-    [True] * (2 + _NUM_BOUND) + [False] * 4 + [True] * (2 + _NUM_BOUND) + [False] * 4
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How errors of a family's calls of different sizes go together.
+
+    `own` are estimates from a device's own measurements, `elsewhere` those from elsewhere, which
+    miss a device as a whole. What is computed is of one size where strategies cut layers alike.
+    """
+
+    own: float
+    elsewhere: float
+    is_computed: bool = False
+
+
+# Source: `tests/benchmarks/bench_error_correlation.py`, on operators measured on five devices; what
+# was left out of training is estimated. No training step is in it. Too few networks were measured
+# to leave any out: from elsewhere, what goes between nodes and from point to point errs like what
+# stays in a node. One host launches everything, so it errs alike.
+_BOUND = _Family(0.58, 0.74, is_computed=True)
+_FAMILIES: Mapping[str, _Family] = {
+    "matrix products": _Family(0.21, 0.70, is_computed=True),
+    "attention": _Family(0.13, 0.72, is_computed=True),
+    "norms": _BOUND,
+    "activations": _BOUND,
+    "conversions to 8 bit": _BOUND,
+    "rows of experts": _BOUND,
+    "the optimizer": _BOUND,
+    "other memory-bound operators": _BOUND,
+    "collectives in a node": _Family(0.76, 0.76),
+    "collectives between nodes": _Family(0.27, 0.76),
+    "point to point": _Family(0.16, 0.76),
+    "the host": _Family(1.0, 1.0),
+}
+_OF_PARTS = [_FAMILIES[name] for name in ERROR_FAMILIES]
+CORRELATIONS: Floats = np.array(
+    [family.own for family in _OF_PARTS] + [family.elsewhere for family in _OF_PARTS]
 )
+IS_COMPUTED: Flags = np.array([family.is_computed for family in _OF_PARTS] * 2)
 # What makes calls that a device computes of one size.
 _SIZES = ("tp", "cp", "ep", "micro_batch_size")
 
