@@ -20,8 +20,9 @@ GIB = 2**30
 MAX_COUNT = 2**31 - 1
 
 _S_PER_MINUTE = 60.0
-# Shorter durations are given in seconds.
+# Shorter durations are given in seconds, and shorter than so many minutes in minutes.
 _SECONDS_SHOWN = 120.0
+_MINUTES_SHOWN = 120.0
 
 
 def ceil_divide(numerator: Quantity, denominator: Quantity) -> Quantity:
@@ -35,7 +36,9 @@ def smaller(first: Quantity, second: Quantity) -> Quantity:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return a duration as people say it: `59 s`, `5 min`."""
+    """Return a duration as people say it: `59 s`, `5 min`, `2.5 h`."""
     if seconds < _SECONDS_SHOWN:
         return f"{seconds:.0f} s"
-    return f"{seconds / _S_PER_MINUTE:.0f} min"
+    if seconds < _MINUTES_SHOWN * _S_PER_MINUTE:
+        return f"{seconds / _S_PER_MINUTE:.0f} min"
+    return f"{seconds / S_PER_HOUR:.1f} h"

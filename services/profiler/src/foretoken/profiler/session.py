@@ -16,7 +16,6 @@ from foretoken.domain.errors import (
 )
 from foretoken.domain.measurements.estimate import DType, OperatorCall
 from foretoken.domain.operators.spec.overlap import is_group_call
-from foretoken.domain.units import describe_seconds
 from foretoken.jobs.runner import JobProgress
 from foretoken.profiler.kernel import TORCH_DTYPES, TensorFactory
 from foretoken.profiler.planning.durations import CaseDurations, RemainingTime
@@ -147,9 +146,7 @@ class ProfileSession:
                 if self._is_time_up():
                     self.num_left = len(calls) - done
                     return
-                progress.update(
-                    self._ratio(remaining), self._message(call, done, len(calls), remaining)
-                )
+                progress.update(self._ratio(remaining), self._message(call, done, len(calls)))
                 row, interval_ratio = next(rows)
                 taken_s = self._now_s() - start_s
                 remaining.take(call, taken_s)
@@ -198,15 +195,12 @@ class ProfileSession:
         elapsed_s = self._now_s() - self._start_s
         return elapsed_s / max(elapsed_s + remaining.seconds, 1e-9)
 
-    def _message(
-        self, call: OperatorCall, done: int, num_calls: int, remaining: RemainingTime
-    ) -> str:
+    def _message(self, call: OperatorCall, done: int, num_calls: int) -> str:
         parts = [f"{call.operator} {done + 1:,}/{num_calls:,}"]
         if self._report.num_failed:
             parts.append(f"{self._report.num_failed:,} failed")
         if self._writer.num_waiting_rows:
             parts.append(f"{self._writer.num_waiting_rows:,} rows wait for the catalog")
-        parts.append(f"about {describe_seconds(remaining.seconds)} left")
         return ", ".join(parts)
 
     def _log_progress(self, done: int, num_calls: int, remaining: RemainingTime) -> None:

@@ -10,13 +10,12 @@ from functools import cache
 from typing import Any, Final
 
 from foretoken.domain.errors import ForetokenError, InvalidRequestError
+from foretoken.domain.units import describe_seconds
 
 DATA_OUTPUTS: Final = ("json", "csv")
 OUTPUTS: Final = ("table", *DATA_OUTPUTS)
 # Less tells little of how long the rest takes.
 _LEAST_RATIO: Final = 0.02
-_MIN_S: Final = 60
-_H_S: Final = 3600
 
 
 @cache
@@ -95,8 +94,4 @@ class TimeLeft:
         if ratio - first < _LEAST_RATIO or ratio >= 1:
             return ""
         left_s = (now_s - start_s) * (1 - ratio) / (ratio - first)
-        if left_s < _MIN_S:
-            return f"about {max(1, round(left_s))} s left"
-        if left_s < _H_S:
-            return f"about {left_s / _MIN_S:.0f} min left"
-        return f"about {left_s / _H_S:.1f} h left"
+        return f"about {describe_seconds(max(1.0, left_s))} left"
