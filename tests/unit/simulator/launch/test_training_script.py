@@ -3,16 +3,18 @@
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.trainer import TrainerSpec
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.simulator.launch.trainer import read_array
-from foretoken.simulator.launch.training import write_training_launch
+from foretoken.simulator.launch.training import read_launch, write_training_launch
 
 _SCENARIO = TrainingScenario(
     model=find_model("mixtral-8x7b"),
@@ -92,3 +94,14 @@ def test_an_array_is_read_back_word_for_word() -> None:
     script = "A=(\n    --flag\n    --two 'x y' z\n)\nB=(\n    --other 1\n)\n"
     assert {"flag": True, "two": ("x y", "z")} == read_array(script, "A")
     assert {"other": "1"} == read_array(script, "B")
+
+
+def test_a_script_names_its_model_where_several_have_its_sizes(tmp_path: Path) -> None:
+    layout = ParallelLayout(tp=2, dp=4)
+    scenario = replace(_SCENARIO, model=find_model("llama-2-7b"), layout=layout)
+    write_training_launch(scenario, tmp_path)
+    script = (tmp_path / "train.sh").read_text(encoding="utf-8")
+    assert "llama-2-7b" == read_launch("", {"train.sh": script}).content["model"]
+    nameless = {"train.sh": script.replace("# llama-2-7b on", "# mine on")}
+    with pytest.raises(InvalidRequestError, match="those of llama-2-7b, llemma-7b"):
+        read_launch("", nameless)

@@ -414,6 +414,12 @@ def read_script(script: str) -> dict[str, Any]:
     return {**options, NUM_DEVICES: int(launcher.get("nnodes", 1)) * int(per_node)}
 
 
+def read_title(script: str) -> str:
+    """Return the model that a script which was written here names; empty of any other."""
+    found = re.search(r"\A#![^\n]*\n# (\S+) on ", script)
+    return found[1] if found else ""
+
+
 def read_array(script: str, name: str) -> dict[str, Any]:
     """Return the options of an array in a script.
 

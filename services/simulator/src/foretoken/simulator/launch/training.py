@@ -19,9 +19,11 @@ from foretoken.simulator.launch.trainer import (
     MASTER_PORT,
     SCRIPT,
     LaunchedRun,
+    TrainingFramework,
     all_frameworks,
     choose_framework,
     plan_job,
+    read_title,
     strategy_content,
 )
 from foretoken.simulator.rank import chunk_ranks
@@ -112,7 +114,7 @@ def read_training(files: Mapping[str, str], *, needs_model: bool = True) -> Read
         raise InvalidRequestError.of_field("command", f"starts none of {known}")
     try:
         content = strategy_content(framework.read(files))
-        models = framework.find_models(framework.read_options(files)) if needs_model else ()
+        models = _find_models(framework, files) if needs_model else ()
     except (LookupError, TypeError, ValueError) as err:
         raise InvalidRequestError.of_field(
             "files", f"{framework.name}: a file or an option is missing, or unknown: {err}"
@@ -124,6 +126,12 @@ def read_training(files: Mapping[str, str], *, needs_model: bool = True) -> Read
         )
     content |= {"model": "".join(models), "trainer": {"profile": framework.profiles[0]}}
     return ReadLaunch(framework=framework.name, content=content, is_training=True)
+
+
+def _find_models(framework: TrainingFramework, files: Mapping[str, str]) -> Sequence[str]:
+    """Return the presets of a script's sizes: the one that it names, where it is among them."""
+    models, named = framework.find_models(framework.read_options(files)), read_title(files[SCRIPT])
+    return (named,) if named in models else models
 
 
 # Fields that no strategy changes.
