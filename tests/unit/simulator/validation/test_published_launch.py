@@ -120,10 +120,11 @@ def test_a_launch_is_what_is_simulated() -> None:
 
 
 def test_a_prompt_joins_those_that_run_where_none_is_split() -> None:
-    """As the scripts start TensorRT-LLM, and AIConfigurator's generator the other engines."""
+    """As the scripts start TensorRT-LLM, and AIConfigurator's generator all engines."""
+    run = replace(_RUN, model="gpt-oss-120b", device="b200", input_tokens=8192)
+    assert 8192 + 7 <= find_launch(run).step_tokens < 8192 + 200
     other = replace(_RUN, is_of_inference_max=False)
-    assert 8192 + 7 <= find_launch(replace(other, input_tokens=8192)).step_tokens < 8192 + 200
-    assert find_launch(other).step_tokens == 8192
+    assert 2560 == find_launch(other).step_tokens
     assert 8 + 1024 + 1500 == find_launch(replace(other, engine="vllm")).step_tokens
     mixed = find_launch(replace(other, engine="sglang", input_tokens=1000)).rules
     assert {"mixes_prefill": "true"} == mixed
