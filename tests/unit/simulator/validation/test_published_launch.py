@@ -98,6 +98,52 @@ def test_large_models_look_for_requests_rarely_on_b200(
     assert interval == int(find_launch(run).rules.get("receive_interval", 1))
 
 
+@pytest.mark.parametrize(
+    ("model", "weights", "device", "kv_dtype", "fuses", "interval"),
+    [
+        ("glm-5", "fp8", "b200", DType.FP8, "true", None),
+        ("glm-5", "nvfp4", "b200", DType.FP8, "true", "10"),
+        ("glm-5", "fp8", "h200_sxm", None, None, None),
+        ("qwen3.5-397b-a17b", "", "b200", None, "true", "10"),
+        ("qwen3.5-397b-a17b", "fp8", "b200", DType.FP8, "false", "10"),
+        ("qwen3.5-397b-a17b", "nvfp4", "b200", DType.FP8, "false", "30"),
+        ("qwen3.5-397b-a17b", "fp8", "h200_sxm", DType.FP8, "true", None),
+    ],
+)
+def test_checkpoints_of_a_model_are_started_by_scripts_of_their_own(
+    model: str,
+    weights: str,
+    device: str,
+    kv_dtype: DType | None,
+    fuses: str | None,
+    interval: str | None,
+) -> None:
+    run = replace(_RUN, engine="sglang", model=model, device=device, formats=(weights, weights))
+    launch = find_launch(run)
+    assert (kv_dtype, fuses, interval) == (
+        launch.kv_dtype,
+        launch.rules.get("fuses_all_reduce_norm"),
+        launch.rules.get("receive_interval"),
+    )
+    assert (32768 if device == "b200" else 0 if model == "glm-5" else 16384) == launch.step_tokens
+
+
+@pytest.mark.parametrize(
+    ("device", "kv_dtype", "rules"),
+    [
+        ("h100_sxm", None, {}),
+        ("h200_sxm", DType.FP8, {}),
+        ("b200", DType.FP8, {"graph_mode": "full", "fuses_all_reduce_norm": "true"}),
+    ],
+)
+def test_llama_under_vllm_is_scheduled_ahead(
+    device: str, kv_dtype: DType | None, rules: dict[str, str]
+) -> None:
+    launch = find_launch(replace(_RUN, engine="vllm", device=device))
+    assert {"has_async_scheduling": "true", **rules} == launch.rules
+    assert (0.9, kv_dtype) == (launch.memory_ratio, launch.kv_dtype)
+
+
 def test_replicas_of_attention_wait_for_each_other() -> None:
     run = replace(_RUN, model="deepseek-v3", tp=1, dp=8, ep=8)
     assert ("60", DType.FP8) == (
