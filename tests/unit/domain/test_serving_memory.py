@@ -269,6 +269,14 @@ def test_an_engine_with_a_pool_for_windows_has_a_share_of_the_tokens_there() -> 
         assert pytest.approx(0.8) == in_windows / num_tokens
 
 
+def test_tensorrt_llm_keeps_every_token_of_layers_with_a_window() -> None:
+    """What a server of its release 1.1.0rc3 logs of gpt-oss-120b: 73,728 bytes a token."""
+    memory = _plan("gpt-oss-120b", "h200_sxm", find_engine("trtllm-1.0"), tp=4)
+    assert 73_728 / 4 == memory.kv_bytes_per_token + memory.window_bytes_per_token
+    in_windows = memory.window_bytes / memory.window_bytes_per_token
+    assert pytest.approx(in_windows) == memory.kv_bytes / memory.kv_bytes_per_token
+
+
 @pytest.mark.parametrize("num_seqs", [8, 256])
 @pytest.mark.parametrize("request_tokens", [500.0, 50_000.0])
 def test_states_of_running_requests_lie_with_their_tokens(

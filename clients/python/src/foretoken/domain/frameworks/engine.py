@@ -61,10 +61,11 @@ class EngineProfile:
     or `swap`). With `has_prefix_caching` full blocks are found by content until overwritten.
 
     Layers with a window lie in the same memory as others, or with `window_tokens_ratio` in some of
-    their own, for that share of the others' tokens. With `shares_states` so do the recurrent states
-    of running requests; else there is one for each of `max_num_seqs`. With `follows_kv_scales` the
-    cache is in the format that a checkpoint has scales for, unless a scenario has another. That of
-    latent attention to chosen tokens is else in `sparse_kv_dtypes`, by the device's architecture.
+    their own, for that share of the others' tokens (1: they keep every token). With
+    `shares_states` so do the recurrent states of running requests; else there is one for each of
+    `max_num_seqs`. With `follows_kv_scales` the cache is in the format that a checkpoint has scales
+    for, unless a scenario has another. That of latent attention to chosen tokens is else in
+    `sparse_kv_dtypes`, by the device's architecture.
 
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
     `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
