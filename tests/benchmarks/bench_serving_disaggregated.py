@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,8 +35,7 @@ from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.cluster import ClusterSpec, ReplicaPool, RoutingSpec
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.validation.published_comparison import draw_lengths
+from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.simulator.validation.published_launch import NUM_ROUNDS
 from foretoken.simulator.validation.published_run import INFERENCE_MAX_SHORTEST_RATIO
 
@@ -103,6 +102,9 @@ _LAUNCHES = {
     ),
 }
 _NUM_WARMUP_ROUNDS, _WARMUP_RPS = 2, 250
+# Each of both draws prompts, then answers, of as many tokens as this seed says: the prompts that
+# warm up are the first of those that count. Source: its benchmark_serving.py, `--seed`.
+_CLIENT_SEED = 0
 # After the requests that warm up, which take seconds for each.
 _RESUME_S = 3600.0
 _UNCACHED = {"has_prefix_caching": "false", "is_fresh": "true"}
@@ -226,19 +228,30 @@ def _scenario(run: _Run) -> ServingScenario:
         moe_routing=ROUTING,
         engine=EngineSpec(profile=_PROFILE),
         workload=WorkloadSpec(
-            arrival="closed_loop",
+            arrival="trace",
             arrival_options={
                 "concurrency": str(run.concurrency),
                 "ramp_s": str(run.concurrency / _WARMUP_RPS),
                 "num_warmup": str(_NUM_WARMUP_ROUNDS * run.concurrency),
                 "resume_s": str(_RESUME_S),
             },
-            num_requests=(_NUM_WARMUP_ROUNDS + NUM_ROUNDS) * run.concurrency,
-            prefill=draw_lengths(run.prompt, INFERENCE_MAX_SHORTEST_RATIO),
-            decode=draw_lengths(run.answer, INFERENCE_MAX_SHORTEST_RATIO),
+            trace_requests=(*_sent(run, _NUM_WARMUP_ROUNDS), *_sent(run, NUM_ROUNDS)),
         ),
         cluster=ClusterSpec(pools=_pools(run), routing=_ROUTING, decode_routing=_ROUTING),
     )
+
+
+def _sent(run: _Run, num_rounds: int) -> Iterator[Request]:
+    """Yield what the client sends in a run of so many requests for each running one."""
+    draw = np.random.RandomState(_CLIENT_SEED)
+    prompts, answers = (
+        draw.randint(
+            int(longest * INFERENCE_MAX_SHORTEST_RATIO), longest + 1, num_rounds * run.concurrency
+        )
+        for longest in (run.prompt, run.answer)
+    )
+    for prompt, answer in zip(prompts.tolist(), answers.tolist(), strict=True):
+        yield Request(arrival_s=0.0, num_prefill_tokens=prompt, num_decode_tokens=answer)
 
 
 def _pools(run: _Run) -> tuple[ReplicaPool, ReplicaPool]:

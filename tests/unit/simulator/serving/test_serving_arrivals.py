@@ -80,6 +80,15 @@ def test_closed_loop_arrivals_begin_along_the_ramp() -> None:
     assert set(at_once.arrival_ns.tolist()) == {0}
 
 
+def test_a_trace_replayed_as_a_closed_loop_warms_up_too() -> None:
+    options = {"concurrency": "2", "ramp_s": "2", "num_warmup": "3", "resume_s": "9"}
+    sent = [Request(arrival_s=0.0, num_prefill_tokens=n, num_decode_tokens=2) for n in range(1, 7)]
+    spec = WorkloadSpec(arrival="trace", arrival_options=options, trace_requests=tuple(sent))
+    plan = resolve_workload(spec, (), 0)
+    assert (plan.arrival_ns // 10**9).tolist() == [0, 1, 1, 9, 9, 9]
+    assert plan.num_prefill_tokens.tolist() == [1, 2, 3, 4, 5, 6]
+
+
 def test_requests_after_those_that_warm_up_come_at_once() -> None:
     """Three of two at a time take four steps' time; the rest begin at 9 s, two at once."""
     options = {"concurrency": "2", "ramp_s": "2", "num_warmup": "3", "resume_s": "9"}

@@ -188,17 +188,34 @@ def read_numbers(spec: WorkloadSpec, name: str, default: str) -> Floats:
     return numbers
 
 
-def read_loop(spec: WorkloadSpec) -> tuple[int, float]:
-    """Return how many requests run at a time, and the time in s over which the first arrive.
+# The options of a closed loop.
+LOOP_OPTIONS = ("concurrency", "ramp_s", "num_warmup", "resume_s")
+
+
+class ClosedLoop(NamedTuple):
+    """How many requests run at a time, and when the first, and those after a warm-up, arrive."""
+
+    concurrency: int = 0
+    ramp_s: float = 0.0
+    num_warmup: int = 0
+    resume_s: float = 0.0
+
+
+def read_loop(spec: WorkloadSpec) -> ClosedLoop:
+    """Return the closed loop that options describe.
 
     Raises:
-        InvalidRequestError: there is no such whole number, or the time is negative.
+        InvalidRequestError: no whole number runs at a time, or a time is negative.
 
     """
     if "concurrency" not in spec.arrival_options:
         raise option_error("concurrency", "a closed loop needs how many requests run at a time")
-    concurrency = read_count(spec, "concurrency")
-    return concurrency, read_number(spec, "ramp_s", 0.0, can_be_zero=True)
+    return ClosedLoop(
+        concurrency=read_count(spec, "concurrency"),
+        ramp_s=read_number(spec, "ramp_s", 0.0, can_be_zero=True),
+        num_warmup=read_count(spec, "num_warmup"),
+        resume_s=read_number(spec, "resume_s", 0.0, can_be_zero=True),
+    )
 
 
 def read_count(spec: WorkloadSpec, name: str) -> int:

@@ -12,26 +12,19 @@ import numpy as np
 
 from foretoken.domain.requests.workload import WorkloadSpec
 from foretoken.simulator.workload.request_plan import (
+    LOOP_OPTIONS,
     RequestDraft,
     check_options,
-    read_count,
     read_loop,
-    read_number,
 )
 from foretoken.simulator.workload.requests import draw_requests
 
 
 def _place(spec: WorkloadSpec, seed: int) -> RequestDraft:
-    check_options(spec, ("concurrency", "ramp_s", "num_warmup", "resume_s"))
-    concurrency, ramp_s = read_loop(spec)
+    check_options(spec, LOOP_OPTIONS)
+    loop = read_loop(spec)
     draft = draw_requests(spec, seed, lambda count, _: np.zeros(count))
-    return replace(
-        draft,
-        concurrency=concurrency,
-        ramp_s=ramp_s,
-        num_warmup=read_count(spec, "num_warmup"),
-        resume_s=read_number(spec, "resume_s", 0.0, can_be_zero=True),
-    )
+    return replace(draft, **loop._asdict())
 
 
 ARRIVAL = _place

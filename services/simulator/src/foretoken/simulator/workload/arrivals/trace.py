@@ -1,8 +1,9 @@
 """Arrivals, lengths, sessions and content as a trace has them; see `trace_file` for files.
 
-Options: `concurrency` and `ramp_s` replay it as a closed loop: in the order of the trace, not at
-its times. `session_rate_rps` lets sessions begin at that rate instead, as a Poisson process in the
-order of the trace; a request of no session is one of its own. `max_think_s` cuts times to think.
+Options: `concurrency` and what else a closed loop has (`closed_loop.py`) replay it as one: in the
+order of the trace, not at its times. `session_rate_rps` lets sessions begin at that rate instead,
+as a Poisson process in the order of the trace; a request of no session is one of its own.
+`max_think_s` cuts times to think.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,9 @@ from foretoken.domain.requests.workload import Request, WorkloadSpec
 from foretoken.domain.units import MAX_COUNT
 from foretoken.simulator.grid import Floats, Ints
 from foretoken.simulator.workload.request_plan import (
+    LOOP_OPTIONS,
     NONE,
+    ClosedLoop,
     RequestDraft,
     check_options,
     fill_rows,
@@ -30,10 +33,10 @@ from foretoken.simulator.workload.rng import named_stream
 
 def _replay(spec: WorkloadSpec, seed: int) -> RequestDraft:
     options = spec.arrival_options
-    check_options(spec, ("concurrency", "ramp_s", "session_rate_rps", "max_think_s"))
+    check_options(spec, (*LOOP_OPTIONS, "session_rate_rps", "max_think_s"))
     _check_spec(spec)
-    is_loop = not options.keys().isdisjoint(("concurrency", "ramp_s"))
-    concurrency, ramp_s = read_loop(spec) if is_loop else (0, 0.0)
+    is_loop = not options.keys().isdisjoint(LOOP_OPTIONS)
+    loop = read_loop(spec) if is_loop else ClosedLoop()
     if is_loop and "session_rate_rps" in options:
         raise option_error("session_rate_rps", "a closed loop begins sessions by itself")
     requests = spec.trace_requests
@@ -69,9 +72,8 @@ def _replay(spec: WorkloadSpec, seed: int) -> RequestDraft:
         class_index=class_index,
         class_names=class_names,
         hash_block_tokens=spec.hash_block_tokens if num_hashes.any() else 0,
-        concurrency=concurrency,
-        ramp_s=ramp_s,
         joins=joins,
+        **loop._asdict(),
     )
 
 
