@@ -13,7 +13,6 @@ from foretoken.domain.lowering.graph import OperatorNode
 from foretoken.domain.models.stack import stack_of
 from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.domain.requests.scenario import ServingScenario
-from foretoken.domain.units import ceil_divide
 from foretoken.simulator.cost.family import prompt_nodes
 from foretoken.simulator.cost.latency_surfaces import engine_layout, serving_options
 from foretoken.simulator.grid import Flags, Ints
@@ -37,12 +36,16 @@ class CompiledKernels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Product:
-    """Weights of [columns, depth] for each of `num_groups`, a `share` of the tokens as rows."""
+    """Weights of [columns, depth] for each of `num_groups`.
+
+    Its tile is chosen as if each group had all tokens as rows. Source: TensorRT-LLM,
+    fp8_blockscale_gemm.cu (`getWorkspaceSize`), which takes the rows of the whole for what an
+    expert is expected to have.
+    """
 
     columns: int
     depth: int
     num_groups: int = 1
-    share: tuple[int, int] = (1, 1)
     is_of_group: bool = False
 
 
@@ -105,14 +108,12 @@ def _products_of(node: OperatorNode) -> Iterator[_Product]:
         yield _Product(columns=_size(node, "n"), depth=_size(node, "k"))
     elif node.is_experts:
         hidden, intermediate = _size(node, "hidden"), _size(node, "intermediate")
-        num_experts = _size(node, "num_experts")
         held = "num_local_experts" if "num_local_experts" in node.dims else "num_experts"
         for columns, depth in ((2 * intermediate, hidden), (hidden, intermediate)):
             yield _Product(
                 columns=columns,
                 depth=depth,
                 num_groups=_size(node, held),
-                share=(_size(node, "top_k"), num_experts),
                 is_of_group=True,
             )
 
@@ -127,7 +128,7 @@ def _tiles(product: _Product, num_tokens: int, num_sms: int) -> tuple[tuple[obje
     found: dict[int, tuple[object, ...]] = {}
     kernels = []
     for tokens in range(num_tokens + 1):
-        rows = max(int(ceil_divide(tokens * product.share[0], product.share[1])), 1)
+        rows = max(tokens, 1)
         # More rows than a block has one tile for as many blocks, but for what is even.
         is_even = rows <= BLOCK_ROWS or rows % BLOCK_ROWS == 0
         band = rows if is_even else BLOCK_ROWS * (rows // BLOCK_ROWS) + 1
