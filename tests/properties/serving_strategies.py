@@ -133,6 +133,7 @@ def rich_cases(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> Case:
         counts_padding=draw(st.booleans()),
         max_decode_run=draw(st.sampled_from((0, 1, 3, 10))),
         mixes_prefill=draw(st.booleans()),
+        deals_requests=draw(st.booleans()),
         batch_wait_iters=draw(st.sampled_from((0, 2, 9))),
         batch_wait_tokens_ratio=draw(st.sampled_from((0.3, 1.0))),
         balance_timeout_iters=draw(st.sampled_from((0, 3, 9))),

@@ -63,7 +63,8 @@ class _Player:
             now_ns += _PAUSE_NS
             if self.held:
                 request = min(self.held)
-                self.pool.release(self.held.pop(request), request, now_ns)
+                del self.held[request]
+                self.pool.release(request, now_ns)
         self._look()
 
     def _run_until(self, now_ns: int, horizon_ns: int) -> None:
@@ -102,7 +103,8 @@ class _Player:
             self.seen.append(list(lost))
         elif action.kind == "release" and self.held:
             request = sorted(self.held)[action.which % len(self.held)]
-            self.pool.release(self.held.pop(request), request, now_ns)
+            del self.held[request]
+            self.pool.release(request, now_ns)
             self.free.append(request)
         elif action.kind == "reserve" and self.free:
             self._reserve(engine, self.free[action.which % len(self.free)])

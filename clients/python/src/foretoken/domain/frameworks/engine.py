@@ -44,7 +44,8 @@ class EngineProfile:
     longest. For `max_decode_run` steps of decoding (0: none) waiting requests are not looked at.
     Next to requests that decode, prompts are left for later: for `batch_wait_iters` steps until a
     batch has `batch_wait_tokens_ratio` of `max_num_batched_tokens`; of engines that share experts
-    for `balance_timeout_iters` steps (0: none) until each has a prompt, and then for
+    (which with `deals_requests` share new requests before every step, by the tokens of prompts) for
+    `balance_timeout_iters` steps (0: none) until each has a prompt, and then for
     `balance_wait_iters` more; and all but every `prefill_interval`-th step, unless some were left
     over by the last. New requests are looked for every `receive_interval` steps of decoding.
     With `has_priority_scheduling` waiting requests go by priority, then by arrival. With
@@ -128,6 +129,7 @@ class EngineProfile:
     mixes_prefill: bool = False
     batch_wait_iters: int = 0
     batch_wait_tokens_ratio: float = 0.0
+    deals_requests: bool = False
     balance_timeout_iters: int = 0
     balance_wait_iters: int = 0
     prefill_interval: int = 1

@@ -212,8 +212,7 @@ class Handover:
         """Free what is kept of a request where its prompt was computed, unless that failed."""
         pool = self._pool_of(journey.first_engine)
         if journey.index in pool.replica_of(journey.first_engine).requests:
-            place = journey.first_engine - pool.first_engine
-            pool.engines.release(place, journey.index, now_ns)
+            pool.engines.release(journey.index, now_ns)
             pool.take_off(journey.first_engine, journey.index, now_ns)
 
     def _leave_decode(self, journey: Journey, now_ns: int) -> None:
@@ -222,7 +221,7 @@ class Handover:
         if journey.index not in pool.replica_of(journey.engine).requests:
             return
         if journey.stage is Stage.MOVING:
-            pool.engines.release(journey.engine - pool.first_engine, journey.index, now_ns)
+            pool.engines.release(journey.index, now_ns)
         journey.stage = Stage.AWAY
         pool.take_off(journey.engine, journey.index, now_ns)
         self.use_room(journey.engine, now_ns)

@@ -209,6 +209,9 @@ def set_up_engines(
     engine = follow_speculation(engine, scenario.speculative)
     if scenario.layout.pp > 1:
         engine = replace(engine, has_async_scheduling=False)
+    # An adapter is loaded for the engine that a request was sent to.
+    if scenario.lora is not None:
+        engine = replace(engine, deals_requests=False)
     return DeploymentSetup(
         profile=engine,
         num_kv_blocks=count_kv_blocks(scenario, engine, memories),

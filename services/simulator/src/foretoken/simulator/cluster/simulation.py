@@ -244,6 +244,8 @@ class Cluster:
         for index, outcome in ended:
             journey = self.journeys[index]
             is_complete = outcome is RequestOutcome.COMPLETED
+            if pool.setup.role is not PoolRole.DECODE:
+                journey.first_engine = pool.first_engine + pool.engines.engine_of(index)
             if pool.setup.role is PoolRole.PREFILL and is_complete:
                 if self._plan.num_decode_tokens[index] > 1:
                     self.handover.offer(journey, now_ns)

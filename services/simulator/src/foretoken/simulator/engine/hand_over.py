@@ -9,7 +9,7 @@ from foretoken.simulator.engine.block import (
     take_slot,
 )
 from foretoken.simulator.engine.layout import DECODE_ONLY, NONE, Records
-from foretoken.simulator.engine.queue import push_arrived, wake
+from foretoken.simulator.engine.queue import place_of_arrival, push_arrived, wake
 from foretoken.simulator.engine.view import engines_of, requests_of, units_of
 from foretoken.simulator.jit import compiled, compiled_part
 
@@ -19,6 +19,7 @@ def submit(states: Records, e: int, r: int, now_ns: int) -> None:
     """Give an engine a request, which it sees when it next ticks; an idle one ticks now."""
     state = states[0]
     request = requests_of(state)[r]
+    e = place_of_arrival(state, e)
     _begin(request, e)
     if state.role == DECODE_ONLY:
         request.num_computed = request.num_prefill
@@ -49,9 +50,10 @@ def reserve(states: Records, e: int, r: int) -> bool:
 
 
 @compiled
-def release(states: Records, e: int, r: int, now_ns: int) -> None:
+def release(states: Records, r: int, now_ns: int) -> None:
     """Free the blocks that a request holds; an idle engine ticks now."""
     state = states[0]
+    e = requests_of(state)[r].engine
     free_blocks(state, e, r)
     units_of(state)[engines_of(state)[e].unit].is_steady = 0
     wake(state, e, now_ns)

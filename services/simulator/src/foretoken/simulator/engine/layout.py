@@ -51,6 +51,7 @@ PROFILE_RULES = (
     "mixes_prefill",
     "counts_padding",
     "batch_wait_iters",
+    "deals_requests",
     "balance_timeout_iters",
     "balance_wait_iters",
     "prefill_interval",
@@ -83,6 +84,7 @@ _RULES = (
     "counts_padding",
     "batch_wait_iters",
     "batch_wait_tokens",  # of a batch from which on prompts wait no longer (0: they do not)
+    "deals_requests",
     "balance_timeout_iters",
     "balance_wait_iters",
     "prefill_interval",

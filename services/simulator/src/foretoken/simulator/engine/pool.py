@@ -89,7 +89,7 @@ class EnginePool:
         pool.tick(0)
         pool.complete(pool.next_ns)
         pool.advance(layout.NEVER_NS)
-        pool.release(0, 0, 0)
+        pool.release(0, 0)
 
     def _hold(self, state: EngineState) -> None:
         self._state = state
@@ -164,6 +164,7 @@ class EnginePool:
     def submit(self, engine: int, request: int, now_ns: int) -> None:
         """Give an engine a request, which it sees when it next ticks; an idle one ticks now.
 
+        Engines in lock step that deal what arrived may give it to another of them (`engine_of`).
         The request begins anew, whatever it did here before. In a pool of role DECODE `reserve` has
         found room for it, and it runs as soon as there is a seat.
         """
@@ -178,6 +179,10 @@ class EnginePool:
             self._hold(grow_slots(self._state))
         return bool(hand_over.reserve(self._states, engine, request))
 
+    def engine_of(self, request: int) -> int:
+        """Return which engine has or had a request, of those that may share what is submitted."""
+        return int(self._requests["engine"][request])
+
     def scheduled_ns(self, request: int) -> int:
         """Return when a request was first in a step since it was last submitted."""
         return int(self._requests["scheduled_ns"][request])
@@ -186,12 +191,12 @@ class EnginePool:
         """Return when the last token of a request that is complete was handed out."""
         return int(self._requests["finished_ns"][request])
 
-    def release(self, engine: int, request: int, now_ns: int) -> None:
+    def release(self, request: int, now_ns: int) -> None:
         """Free the blocks of a request that does not run; its engine may go on.
 
         They were kept after its prefill and have been sent, or reserved for one that will not come.
         """
-        hand_over.release(self._states, engine, request, now_ns)
+        hand_over.release(self._states, request, now_ns)
 
     def withdraw(self, engine: int, now_ns: int) -> Sequence[int]:
         """Take everything off an engine that fails, and off those in lock step with it.

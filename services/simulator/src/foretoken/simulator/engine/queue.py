@@ -116,7 +116,7 @@ def _queue_of(name: str) -> tuple[Callable[[State, int, int], None], Callable[[S
 
 
 _push_waiting, _pop_waiting = _queue_of("waiting")
-_push_arrived, _pop_arrived = _queue_of("arrived")
+_push_arrived, pop_arrived = _queue_of("arrived")
 # Computed elsewhere and with their blocks here.
 _push_transferred_in, _pop_transferred_in = _queue_of("transferred_in")
 
@@ -169,11 +169,36 @@ def push_arrived(state: State, e: int, r: int) -> None:
 
 
 @compiled_part
+def deals(state: State, u: int) -> bool:
+    """Whether new requests wait at the first engine of a unit for all of them to share."""
+    is_shared = units_of(state)[u].num_engines > 1 and state.role != DECODE_ONLY
+    return bool(state.deals_requests and is_shared)
+
+
+@compiled_part
+def place_of_arrival(state: State, e: int) -> int:
+    """Return where a request for an engine waits to be seen."""
+    u = engines_of(state)[e].unit
+    return int(units_of(state)[u].first_engine) if deals(state, u) else e
+
+
+@compiled_part
+def deal_to(state: State, e: int, r: int, now_ns: int) -> None:
+    """Let a request that arrived at the first of several engines wait at one of them."""
+    request = requests_of(state)[r]
+    engines_of(state)[request.engine].num_waiting_tokens -= request.num_prefill
+    request.engine = e
+    request.queued_ns = now_ns
+    push_waiting(state, e, r)
+
+
+@compiled_part
 def admit_arrivals(state: State, e: int, now_ns: int) -> None:
     """Let the requests that have arrived wait, by priority, or run if their blocks are here."""
     engine = engines_of(state)[e]
-    while engine.num_arrived > 0:
-        r = _pop_arrived(state, e)
+    is_dealing = deals(state, engine.unit)
+    while engine.num_arrived > 0 and not is_dealing:
+        r = pop_arrived(state, e)
         requests_of(state)[r].queued_ns = now_ns
         if state.role == DECODE_ONLY:
             _push_transferred_in(state, e, r)

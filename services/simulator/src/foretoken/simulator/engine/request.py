@@ -10,7 +10,7 @@ from foretoken.simulator.engine.layout import (
     State,
     as_int64,
 )
-from foretoken.simulator.engine.queue import push_arrived, push_ready, wake
+from foretoken.simulator.engine.queue import place_of_arrival, push_arrived, push_ready, wake
 from foretoken.simulator.engine.view import (
     ended_of,
     engines_of,
@@ -82,6 +82,7 @@ def _route(state: State, r: int, now_ns: int) -> None:
         refuse(state, r, now_ns, _EXCEEDS_KV_CACHE)
     else:
         e = _choose_engine(state)
+        e = place_of_arrival(state, e)
         request.engine = e
         push_arrived(state, e, r)
         wake(state, e, now_ns)

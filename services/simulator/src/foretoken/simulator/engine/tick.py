@@ -6,6 +6,7 @@ from foretoken.domain.units import NS_PER_US
 from foretoken.simulator.cost.tables import CostTables, StepShape, stage_us, with_shared_us
 from foretoken.simulator.engine.choice import call_select
 from foretoken.simulator.engine.cost import draft_shared_us, draft_us
+from foretoken.simulator.engine.dealing import deal_arrivals
 from foretoken.simulator.engine.layout import (
     COMPLETE,
     IDLE,
@@ -18,7 +19,7 @@ from foretoken.simulator.engine.layout import (
     as_int64,
 )
 from foretoken.simulator.engine.prompt_wait import hold_prompts, must_receive
-from foretoken.simulator.engine.queue import admit_arrivals, pop_waiting, seat_transferred_in
+from foretoken.simulator.engine.queue import admit_arrivals, deals, pop_waiting, seat_transferred_in
 from foretoken.simulator.engine.request import (
     emit,
     emit_together,
@@ -56,13 +57,17 @@ def tick(state: State, tables: CostTables, u: int, now_ns: int) -> bool:
     unit = units_of(state)[u]
     state.now_ns = now_ns
     receives = must_receive(state, u)
+    is_dealing = deals(state, u)
+    if receives and is_dealing and engines_of(state)[unit.first_engine].num_arrived > 0:
+        deal_arrivals(state, u, now_ns)
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         engine = engines_of(state)[e]
         has_transferred_in = (
             engine.num_transferred_in > 0 and engine.num_running < state.max_num_seqs
         )
         is_unranked = state.has_priorities and not engine.is_ranked
-        if (receives and engine.num_arrived > 0) or has_transferred_in or is_unranked:
+        has_arrivals = receives and engine.num_arrived > 0 and not is_dealing
+        if has_arrivals or has_transferred_in or is_unranked:
             unit.is_steady = 0
             admit_arrivals(state, e, now_ns)
     if receives:
