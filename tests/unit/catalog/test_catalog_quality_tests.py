@@ -131,6 +131,34 @@ def test_a_launch_bound_table_need_not_rise() -> None:
     assert {} == _names(_stored(rows))
 
 
+def _prefill(length: int, **changes: Any) -> dict[str, Any]:
+    """Return attention of a prompt, whose times follow no work: the host launches it so."""
+    pairs = length * (length + 1) // 2
+    dims = {
+        "num_seqs": 1,
+        "q_tokens": length,
+        "kv_tokens": length,
+        "score_pairs": pairs,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+    }
+    return row(operator="attention_prefill", dims=dims, **changes)
+
+
+@pytest.mark.parametrize(("host_us", "flagged"), [(12000.0, {}), (1000.0, {"ignores_work": 64})])
+def test_prompts_may_wait_for_a_host_that_takes_three_times_as_long(
+    host_us: float, flagged: dict[str, int]
+) -> None:
+    """Engines launch them one by one, too; 8,192 tokens take an A30 3.3 ms at best."""
+    times_us = np.random.default_rng(_RNG_SEED).uniform(0.95 * host_us, 1.05 * host_us, 64)
+    rows = [
+        _prefill(128 * (step + 1), latency_us_median=time_us)
+        for step, time_us in enumerate(times_us)
+    ]
+    assert flagged == _names(_stored(rows))
+
+
 def test_a_backward_pass_without_a_kernel_is_doubted() -> None:
     """By the forward pass it takes less than half of what another device needs."""
     backward = _norms(phase="backward")

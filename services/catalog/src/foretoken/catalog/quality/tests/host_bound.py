@@ -10,17 +10,16 @@ from collections.abc import Iterator
 import numpy as np
 
 from foretoken.catalog.dims import Mask
+from foretoken.catalog.quality.host_time import find_host_us, is_launched_by_engines, may_wait
 from foretoken.catalog.quality.line import BINS_MIN, fill_cells, number_rows
 from foretoken.catalog.quality.stored_row import StoredRows
 from foretoken.catalog.quality.test_definition import FlaggedRows, Judges, QualityTest
 
-_OUTSIDE_GRAPHS = "prefill"
 # What the smallest calls take, as a multiple of a launch on the device itself. Kernels in graphs
 # need up to 5, products of scaled blocks launched from Python 20 to 160.
 _FLOORS_MIN = 8.0
-# Calls wait for the host where their work is at most this part of what the smallest take, ...
-_WORK_SHARE = 1 / 3
-# ... if over so much more work, without the outer twentieths, they take no more than this.
+# Those that may wait do, if over so much more work, without the outer twentieths, they take no more
+# than this.
 _SPAN_MIN, _RISE_MAX = 8.0, 1.5
 # The part of a table's rows that wait.
 _ROWS_SHARE_MIN = 1 / 3
@@ -30,7 +29,7 @@ _RATIO_MIN = 3.0
 
 
 def _find(rows: StoredRows) -> Iterator[FlaggedRows]:
-    if _OUTSIDE_GRAPHS in rows.spec.name:
+    if is_launched_by_engines(rows):
         return
     for places, alike in rows.split(("topology", "phase", "dtype", "variant")):
         waits = _find_waiting(alike)
@@ -55,9 +54,8 @@ def _find_waiting(rows: StoredRows) -> Mask:
     """Return which rows take as long as the smallest calls of their kernel, where that is long."""
     found = np.zeros(len(rows), dtype=bool)
     for places, kernel in rows.split(("run_id", "framework", "framework_version", "kernel")):
-        is_smallest = kernel.work_us <= np.quantile(kernel.work_us, 0.1)
-        host_us = np.median(kernel.latency_us[is_smallest])
-        waits = kernel.work_us < _WORK_SHARE * host_us
+        host_us = find_host_us(kernel)
+        waits = may_wait(kernel, host_us)
         if host_us < _FLOORS_MIN * np.median(kernel.floor_us) or not waits.any():
             continue
         low, middle, high = np.quantile(kernel.work_us[waits], (0.05, 0.5, 0.95))
