@@ -97,6 +97,7 @@ def profiles(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> EngineProfi
         has_priority_scheduling=draw(st.booleans()),
         host_us=draw(st.sampled_from((0.0, 3.0))),
         host_us_per_seq=draw(st.sampled_from((0.0, 0.2))),
+        admission_us_per_token=draw(st.sampled_from((0.0, 0.3))),
         output_us=draw(st.sampled_from((0.0, 1.0))),
         output_us_per_seq=draw(st.sampled_from((0.0, 0.1))),
         frontend_ms=draw(st.sampled_from((0.0, 0.01))),

@@ -174,6 +174,13 @@ def test_what_a_front_end_cannot_take_waits_for_it(server: str, us_per_token: fl
     assert 16 == pytest.approx(found_num, rel=0.01)
 
 
+def test_what_joins_a_step_takes_the_hosts_time_in_both() -> None:
+    """The host's time of those that join is a fifth of all here."""
+    _compare_with_simulation(
+        replace(_in_process("vllm-0.11"), admission_us_per_token=3.0), 16, 2048, 0.05
+    )
+
+
 def test_one_request_alone_takes_its_own_steps() -> None:
     """Alone a request takes its prompt's step and one more for each token."""
     found = _answer(_in_process("vllm-0.20"), 1, 8192)

@@ -85,7 +85,8 @@ class EngineProfile:
     compute two halves, one's exchange behind the other. With `ffn_devices` (0: none) their experts
     lie on so many devices apart, for steps in `ffn_micro_batches` (`parallelism/ffn.py`).
 
-    Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step, and
+    Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step,
+    `admission_us_per_token` for each token of the prompts that join it, cached or not, and
     `output_us` after it; the device waits for what the asynchronous engine does not hide. An output
     server next to the engine hands tokens out, `output_us_per_seq` each, one step's after the
     other's (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
@@ -164,6 +165,7 @@ class EngineProfile:
     ffn_micro_batches: int = 3
     host_us: float = 0.0
     host_us_per_seq: float = 0.0
+    admission_us_per_token: float = 0.0
     output_us: float = 0.0
     output_us_per_seq: float = 0.0
     launch_us: float = 0.0

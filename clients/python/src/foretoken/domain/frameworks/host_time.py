@@ -7,6 +7,7 @@ from typing import Any
 HOST_TIMES = (
     "host_us",
     "host_us_per_seq",
+    "admission_us_per_token",
     "output_us",
     "output_us_per_seq",
     "launch_us",

@@ -204,6 +204,7 @@ def admit(state: State, e: int, num_hits: int, num_held: int, num_new: int) -> N
     take_blocks(state, e, r, num_blocks_of(state, num_held) - request.num_blocks)
     running_of(state)[e, engine.num_running] = r
     engine.num_running += 1
+    engine.num_admitted_tokens += num_known(state, r)
     if request.loaded_ns <= state.now_ns:
         schedule(state, e, r, num_new)
 

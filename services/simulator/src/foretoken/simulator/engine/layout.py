@@ -58,6 +58,7 @@ PROFILE_RULES = (
     "receive_interval",
     "host_us",
     "host_us_per_seq",
+    "admission_us_per_token",
     "output_us",
     "output_us_per_seq",
     "frontend_ms",
@@ -128,6 +129,7 @@ _RULES = (
 _TIMES = (
     "host_us",
     "host_us_per_seq",
+    "admission_us_per_token",
     "output_us",
     "output_us_per_seq",
     "frontend_ms",
@@ -300,6 +302,7 @@ ENGINE = _record(
         ("num_rows", np.int32),  # tokens that are sampled from
         ("num_yielding", np.int32),  # requests that get tokens
         ("num_output_tokens", np.int32),
+        ("num_admitted_tokens", np.int64),  # of the requests that join it
         ("num_decodes", np.int32),
         ("num_prefills", np.int32),
         ("num_preempted", np.int32),

@@ -178,6 +178,7 @@ def _begin(state: State, e: int, flight: int) -> None:
     engine.num_rows = 0
     engine.num_yielding = 0
     engine.num_output_tokens = 0
+    engine.num_admitted_tokens = 0
     engine.num_decodes = 0
     engine.num_prefills = 0
     engine.first_prefill = state.num_out_prefills
@@ -192,12 +193,15 @@ def _launch(state: State, tables: CostTables, u: int, now_ns: int) -> None:
     unit = units_of(state)[u]
     first, last = unit.first_engine, unit.first_engine + unit.num_engines
     num_seqs, num_tokens, total_seqs = 0, as_int64(0), as_int64(0)
+    num_admitted = as_int64(0)
     for e in range(first, last):
         engine = engines_of(state)[e]
         num_seqs = max(num_seqs, engine.num_decodes + engine.num_prefills)
         total_seqs += engine.num_decodes + engine.num_prefills
         num_tokens += engine.num_tokens
+        num_admitted = max(num_admitted, engine.num_admitted_tokens)
     host_us = state.host_us + state.host_us_per_seq * num_seqs + _compile_us(state, u)
+    host_us += state.admission_us_per_token * num_admitted
     unit.host_free_ns = now_ns + to_ns(host_us)
     ready_ns = start_ns = unit.host_free_ns
     for stage in range(state.num_stages):

@@ -45,6 +45,7 @@ class EngineRules:
     whole ones are computed. `num_engines` run in lock step; `num_stages` batches are in flight. A
     sequence that decodes computes `tokens_per_seq` in a step, of which it keeps `tokens_per_step`.
     A step with prompts of lengths that differ takes `compile_us` more: no two have as many tokens.
+    Of prompts that join, as many in each step as end, each token takes `admission_us_per_token`.
     """
 
     mixes: bool
@@ -62,6 +63,7 @@ class EngineRules:
     tokens_per_seq: int = 1
     tokens_per_step: float = 1.0
     compile_us: float = 0.0
+    admission_us_per_token: float = 0.0
 
 
 def closed_form_rules(
@@ -89,6 +91,7 @@ def closed_form_rules(
         tokens_per_seq=1 + speculation.num_draft_tokens if speculation else 1,
         tokens_per_step=speculation.tokens_per_step if speculation else 1.0,
         compile_us=profile.compile_us_of(kind.name for kind in kinds),
+        admission_us_per_token=profile.admission_us_per_token,
     )
 
 
@@ -450,7 +453,9 @@ class ReplicaForm:
         own = np.arange(num_variants)
         stages = np.moveaxis(shaped[own, :, own], 1, 0)  # [stage, variant, point]
         rules = self._rules
+        admitted = self._prompt * num_seqs / (self._answer + 1.0)
         host_us = rules.step_us + rules.step_us_per_seq * num_seqs
+        host_us += rules.admission_us_per_token * admitted
         through_us = stages.sum(axis=0) + host_us
         if rules.is_asynchronous:
             return np.maximum(stages[0], host_us), through_us
