@@ -59,6 +59,7 @@ class _Launch:
     step_tokens: int
     prefill_memory_ratio: float
     decode_memory_ratio: float
+    expert_chunk_tokens: int = 0
     # Requests that run at a time on a replica that answers, by the client's (empty: as many).
     num_answers: Mapping[int, int] = field(default_factory=dict)
 
@@ -98,6 +99,7 @@ _LAUNCHES = {
         step_tokens=8224,
         prefill_memory_ratio=0.3,
         decode_memory_ratio=0.9,
+        expert_chunk_tokens=16384,
         num_answers={6: 1, 9: 2},
     ),
 }
@@ -261,7 +263,7 @@ def _pools(run: _Run) -> tuple[ReplicaPool, ReplicaPool]:
         max_num_seqs=launch.num_prompts,
         max_num_batched_tokens=launch.step_tokens,
         memory_utilization_ratio=launch.prefill_memory_ratio,
-        rules=_OF_PROMPTS,
+        rules={**_OF_PROMPTS, "expert_chunk_tokens": str(launch.expert_chunk_tokens)},
     )
     # A replica never has more requests than the client sends.
     answers = EngineSpec(

@@ -92,6 +92,26 @@ def test_quantized_experts_keep_no_buffers() -> None:
     assert pytest.approx(2.87, rel=0.01) == memory.activations_bytes / GIB
 
 
+def test_experts_that_compute_piece_by_piece_keep_buffers_for_a_piece() -> None:
+    """Mixtral's 8,192 tokens go to 2 experts each: inputs and outputs of 7,168 of 14,336 columns.
+
+    A quarter of them is computed at a time.
+    """
+    whole, pieces = (
+        _plan(
+            "mixtral-8x7b",
+            engine=dataclasses.replace(_H100_ENGINE, expert_chunk_tokens=tokens),
+            tp=2,
+        )
+        for tokens in (0, 2048)
+    )
+    buffer_bytes = 2 * 8192 * 2 * (7168 + 2 * 7168)
+    assert whole.activations_bytes - pieces.activations_bytes == 3 / 4 * buffer_bytes
+    assert whole == _plan(
+        "mixtral-8x7b", engine=dataclasses.replace(_H100_ENGINE, expert_chunk_tokens=8192), tp=2
+    )
+
+
 def test_a_layer_is_the_peak_where_the_vocabulary_is_small() -> None:
     """0.77 GiB for CodeLlama 7B in the same report: its vocabulary has 32,016 entries."""
     memory = _plan("llama-2-7b", engine=_H100_ENGINE)

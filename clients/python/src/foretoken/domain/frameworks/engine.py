@@ -82,7 +82,8 @@ class EngineProfile:
     `expert_block_kernel` where ranks split them. Engines in lock step hand tokens to them by
     `expert_exchange`, one of `EXPERT_EXCHANGES`. With `has_expert_balancing` ranks hold experts as
     their load says, with `num_redundant_experts` copies. Those with `two_batch_tokens` (0: never)
-    compute two halves, one's exchange behind the other. With `ffn_devices` (0: none) their experts
+    compute two halves, one's exchange behind the other. They have memory for `expert_chunk_tokens`
+    of all ranks (0: all), which they compute at a time. With `ffn_devices` (0: none) their experts
     lie on so many devices apart, for steps in `ffn_micro_batches` (`parallelism/ffn.py`).
 
     Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step,
@@ -161,6 +162,7 @@ class EngineProfile:
     has_expert_balancing: bool = False
     num_redundant_experts: int = 0
     two_batch_tokens: int = 0
+    expert_chunk_tokens: int = 0
     ffn_devices: int = 0
     ffn_micro_batches: int = 3
     host_us: float = 0.0
@@ -283,6 +285,7 @@ _NOT_NEGATIVE = (
     "graph_bytes_ratio",
     "num_redundant_experts",
     "two_batch_tokens",
+    "expert_chunk_tokens",
     "ffn_devices",
 )
 _ALLOWED = {

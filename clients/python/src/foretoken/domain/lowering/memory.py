@@ -8,6 +8,7 @@ KV cache. The parts below are what that run holds at its peak, as vLLM allocates
 Source: vLLM 0.19, `v1/worker/gpu_worker.py` (determine_available_memory) and the files named below.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -319,7 +320,7 @@ def _activations_bytes(
         for node in nodes
         if node.operator == "sampler"
     )
-    return float(workspace + _expert_bytes(nodes) + max(layer_bytes, sampler_bytes))
+    return float(workspace + _expert_bytes(nodes, engine) + max(layer_bytes, sampler_bytes))
 
 
 def _sampler_bytes(
@@ -335,9 +336,10 @@ def _sampler_bytes(
     return float(logits_bytes + blocks_bytes + rows_bytes)
 
 
-def _expert_bytes(nodes: Nodes) -> float:
+def _expert_bytes(nodes: Nodes, engine: EngineProfile) -> float:
     """Return the bytes of the buffers between the two products of the experts.
 
+    An engine that computes them piece by piece needs them for a piece.
     Source: vLLM, `fused_moe/fused_moe.py` (TritonExperts.workspace_shapes). The kernels for MXFP4
     experts have none that stay.
     """
@@ -345,7 +347,7 @@ def _expert_bytes(nodes: Nodes) -> float:
         max(
             (
                 node.written_dtype.bytes_of(
-                    node.dims["num_tokens"]
+                    min(node.dims["num_tokens"], engine.expert_chunk_tokens or math.inf)
                     * node.dims["top_k"]
                     * (
                         max(node.dims["intermediate"], node.dims["hidden"])
