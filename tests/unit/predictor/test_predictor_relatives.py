@@ -19,10 +19,11 @@ from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.model_set import ModelSet, Wanted
+from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.source import find_relatives
-from foretoken.predictor.trainer import train_series
+from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO, train_series
 from foretoken.predictor.transfer import default_transfer
 from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, own_share_of
 from foretoken.predictor.transfer.support import Support, name_place
@@ -140,6 +141,10 @@ def _shown(design: Design, moved_log: float, law_log: float, apart: float = 0.0)
     return Shown(apart, np.full(design.num_rows, moved_log), np.full(design.num_rows, law_log))
 
 
+def _least(design: Design) -> FloatColumn:
+    return MIN_ROOFLINE_RATIO * design.roofline_us
+
+
 def _log(design: Design, found: LatencyColumns) -> float:
     """Return the log ratio to the base latency, the same of all calls."""
     every = np.log(found.latency_us / design.base_us)
@@ -150,13 +155,15 @@ def _log(design: Design, found: LatencyColumns) -> float:
 def test_what_relatives_show_counts_half_their_laws_and_what_is_typical_a_quarter_each(
     design: Design,
 ) -> None:
-    found = combine(_times(design, 0.4), design, [_shown(design, 1.0, 0.8)], DType.BF16, "").found
+    found = combine(
+        _times(design, 0.4), design, _least(design), [_shown(design, 1.0, 0.8)], DType.BF16, ""
+    ).found
     assert 0.5 * 1.0 + 0.25 * 0.8 + 0.25 * 0.4 == pytest.approx(_log(design, found))
 
 
 def test_the_more_alike_of_two_relatives_is_the_weightier(design: Design) -> None:
     shown = [_shown(design, 0.0, 0.0, apart=0.0), _shown(design, 1.0, 0.0, apart=0.3)]
-    found = combine(_times(design, 0.0), design, shown, DType.BF16, "").found
+    found = combine(_times(design, 0.0), design, _least(design), shown, DType.BF16, "").found
     assert 0.5 * (1.0 / 3.0) == pytest.approx(_log(design, found))
 
 
@@ -165,10 +172,12 @@ def test_who_did_not_measure_near_a_call_leaves_it_to_the_other_and_both_to_thei
 ) -> None:
     absent = _shown(design, np.nan, 0.6)
     typical = _times(design, 0.6)
-    with_other = combine(typical, design, [absent, _shown(design, 1.0, 0.6)], DType.BF16, "").found
+    with_other = combine(
+        typical, design, _least(design), [absent, _shown(design, 1.0, 0.6)], DType.BF16, ""
+    ).found
     assert 0.5 * 1.0 + 0.5 * 0.6 == pytest.approx(_log(design, with_other))
     assert 0.6 == pytest.approx(
-        _log(design, combine(typical, design, [absent], DType.BF16, "").found)
+        _log(design, combine(typical, design, _least(design), [absent], DType.BF16, "").found)
     )
 
 
@@ -176,7 +185,7 @@ def test_voices_are_what_is_typical_and_what_each_relative_shows_and_its_law(
     design: Design,
 ) -> None:
     shown = [_shown(design, np.nan, 0.6), _shown(design, 1.0, 0.2)]
-    found = combine(_times(design, 0.4), design, shown, DType.BF16, "")
+    found = combine(_times(design, 0.4), design, _least(design), shown, DType.BF16, "")
     voices = found.places.voices + np.log(found.found.latency_us / design.base_us)[:, None]
     assert voices == pytest.approx(np.tile([0.4, 0.6, 1.0, 0.6, 0.2], (design.num_rows, 1)))
 
@@ -186,14 +195,16 @@ def test_intervals_are_wider_in_8_bits_where_voices_differ_and_where_nobody_is_a
 ) -> None:
     typical = _times(design, 0.5)
     alike, differing, far = (
-        combine(typical, design, [shown], DType.BF16, "").found
+        combine(typical, design, _least(design), [shown], DType.BF16, "").found
         for shown in (
             _shown(design, 0.5, 0.5),
             _shown(design, 0.8, 0.2),
             _shown(design, 0.5, 0.5, apart=2.0),
         )
     )
-    in_fp8 = combine(typical, design, [_shown(design, 0.5, 0.5)], DType.FP8, "").found
+    in_fp8 = combine(
+        typical, design, _least(design), [_shown(design, 0.5, 0.5)], DType.FP8, ""
+    ).found
     assert 2.0 * 1.84 * 0.2 * np.sqrt(2.0) == pytest.approx(np.log(in_fp8.high_us / in_fp8.low_us))
     widths = [np.log(it.high_us / it.low_us) for it in (alike, differing, far)]
     assert 2.0 * 1.84 * 0.2 == pytest.approx(widths[0])

@@ -191,7 +191,7 @@ def test_an_unmeasured_device_takes_the_same_weights_of_others_first(
     make_predictor: MakePredictor, train: Train
 ) -> None:
     """Weights of another format take other kernels; how tokens were routed does not matter here."""
-    rows = gemm_rows(lambda _: 1.6) + gemm_rows(lambda _: 3.2, variant="quant=int8_wo")
+    rows = gemm_rows(lambda _: 1.6) + gemm_rows(lambda _: 3.2, variant="quant=bfloat16")
     service = make_predictor(rows)
     train(service)
     columns = {name: np.array([value]) for name, value in MEASURED.items()}
@@ -199,7 +199,7 @@ def test_an_unmeasured_device_takes_the_same_weights_of_others_first(
         operator="gemm",
         dtype=DType.FP16,
         columns=columns,
-        variant="quant=int8_wo;routing=balanced",
+        variant="quant=bfloat16;routing=balanced",
     )
     reply = service.predict(LatencyQuery(device="a100_sxm_80", tables=(table,)))
     expected_us = 3.2 * base_us("gemm", MEASURED, "a100_sxm_80")

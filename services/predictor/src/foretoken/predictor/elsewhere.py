@@ -14,7 +14,7 @@ from foretoken.predictor.transfer.device_law import DeviceLaw
 from foretoken.predictor.transfer.exponentials import hold_to_exponentials
 from foretoken.predictor.transfer.own_points import Places, Reference
 from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, fit_series_law
-from foretoken.predictor.typical import from_transfer
+from foretoken.predictor.typical import find_floor_us, from_transfer
 
 # What a source answers to a call that stands on its device.
 Answer = Callable[[Call, Source], LatencyColumns]
@@ -38,14 +38,15 @@ class Elsewhere:
         """Return what relatives show of the engine and what is typical."""
         spec, target = call.spec, call.target
         transfer = self._models.transfer(spec, target.device, call.table.variant, target.dtype)
-        typical = from_transfer(transfer, spec, target.device, design)
+        typical = from_transfer(transfer, call, design)
         if not relatives:
             return Reference(typical, Places.of_axes(design.axes))
         asked = hold_to_exponentials(spec, target.device, design)
         shown = [self._show(call, source, asked) for source in relatives]
         bases = "; ".join(source.choice.basis for source in relatives)
         basis = f"{bases}, moved by data sheets; {typical.basis}"
-        return combine(typical, asked, shown, target.dtype, basis)
+        floor_us = find_floor_us(call, asked)
+        return combine(typical, asked, floor_us, shown, target.dtype, basis)
 
     def _show(self, call: Call, source: Source, asked: Design) -> Shown:
         spec, device = call.spec, source.target.device

@@ -26,14 +26,14 @@ from foretoken.predictor.intervals.coverage import is_extrapolated
 from foretoken.predictor.intervals.doubt import widen
 from foretoken.predictor.linked_collectives import LinkedCollectives
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
+from foretoken.predictor.narrow_weights import find_whole, narrow
 from foretoken.predictor.query_check import check_group, refuse_extrapolation
 from foretoken.predictor.query_columns import Call, find_target, read_columns
 from foretoken.predictor.repeated_calls import find_repeated
 from foretoken.predictor.roofline import Columns, FloatColumn, IntColumn, Target
-from foretoken.predictor.software import Relation, library_doubt_log
 from foretoken.predictor.source import (
     Source,
-    choice_doubt_log,
+    answer_doubt_log,
     choose_correction,
     find_source,
     find_sources,
@@ -186,6 +186,9 @@ class Estimator:
         spec, target, table = call.spec, call.target, call.table
         wanted = Wanted.of(query, table)
         sources = find_sources(self._models, spec, target, wanted)
+        whole = find_whole(self._models, call, wanted, sources)
+        if whole is not None:
+            return narrow(call, self._answer(whole, query))
         design = build_design(spec, call.columns, target)
         if spec.is_collective and (sources or table.phase is not Phase.BACKWARD):
             return self._answer_collective(call, query, next(iter(sources), None), design)
@@ -214,7 +217,7 @@ class Estimator:
             found = self._complete(call, query, self._from_source(call, query, own, design))
         else:
             transfer = self._models.transfer(spec, target.device, table.variant, target.dtype)
-            found = from_transfer(transfer, spec, target.device, design)
+            found = from_transfer(transfer, call, design)
         return self._linked(query).complete(call, Wanted.of(query, table), own, found)
 
     def _linked(self, query: LatencyQuery) -> LinkedCollectives:
@@ -357,7 +360,7 @@ class Estimator:
         if choice.is_other_code:
             provenance[:] = Provenance.EXTRAPOLATED.value
         nearest = neighbours.rows[:, 0]
-        doubt_log = _doubt_of_choice(choice, latency_us)
+        doubt_log = answer_doubt_log(choice, latency_us)
         found = widen(pack(latency_us, low_us, high_us, provenance), doubt_log)
         return replace(
             found,
@@ -460,17 +463,6 @@ def _blend(
     low_us = np.minimum(latency_us, measured_us) * np.exp(-noise)
     high_us = np.maximum(latency_us, measured_us) * np.exp(noise)
     return latency_us, (low_us, high_us)
-
-
-def _doubt_of_choice(choice: Choice, latency_us: FloatColumn) -> float | FloatColumn:
-    """Return the further uncertainty about times of another software, kernel or variant."""
-    series = choice.model.series
-    doubt_log = choice_doubt_log(choice, series.key.spec)
-    if choice.is_other_code:
-        return max(doubt_log, series.noise_log)
-    if choice.software is Relation.LIBRARY and not series.key.spec.is_collective:
-        return library_doubt_log(latency_us)
-    return doubt_log
 
 
 def _is_unlike(choice: Choice, call: Call) -> _Flags:

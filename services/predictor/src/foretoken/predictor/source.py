@@ -9,10 +9,11 @@ from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.measurements.estimate import Phase
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.model_set import Choice, ModelSet, Wanted
-from foretoken.predictor.roofline import Target
+from foretoken.predictor.roofline import FloatColumn, Target
 from foretoken.predictor.software import (
     DEFAULT_SOFTWARE,
     Relation,
+    library_doubt_log,
     parse_software,
     software_doubt_log,
 )
@@ -81,6 +82,17 @@ def choice_doubt_log(choice: Choice, spec: OperatorSpec) -> float:
     key = choice.head.key
     doubt_log = software_doubt_log(choice.software, spec, key.dtype, key.variant)
     return max(doubt_log, _OTHER_CODE_LOG) if choice.is_other_code else doubt_log
+
+
+def answer_doubt_log(choice: Choice, latency_us: FloatColumn) -> float | FloatColumn:
+    """Return what `choice_doubt_log` is for answers of so many µs, once the model is loaded."""
+    series = choice.model.series
+    doubt_log = choice_doubt_log(choice, series.key.spec)
+    if choice.is_other_code:
+        return max(doubt_log, series.noise_log)
+    if choice.software is Relation.LIBRARY and not series.key.spec.is_collective:
+        return library_doubt_log(latency_us)
+    return doubt_log
 
 
 def find_sources(

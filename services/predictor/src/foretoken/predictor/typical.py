@@ -4,29 +4,37 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.hardware.device import DeviceSpec
 from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
-from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.domain.operators.spec.variant import least_element_bytes
 from foretoken.predictor.features import Design
+from foretoken.predictor.query_columns import Call
 from foretoken.predictor.roofline import FloatColumn, IntColumn
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer import TransferModel
 
 
-def from_transfer(
-    transfer: TransferModel, spec: OperatorSpec, device: DeviceSpec, design: Design
-) -> LatencyColumns:
+def from_transfer(transfer: TransferModel, call: Call, design: Design) -> LatencyColumns:
     """Return what typical efficiencies say."""
-    support = transfer.support
+    spec, support = call.spec, transfer.support
     provenance = (
         Provenance.TRANSFERRED if support.has_measured(spec) else Provenance.ANALYTICAL
     ).value
-    floor_us = MIN_ROOFLINE_RATIO * design.roofline_us
+    floor_us = find_floor_us(call, design)
     latency_us = np.maximum(design.base_us * np.exp(transfer.predict(design)), floor_us)
     low_us = np.maximum(latency_us * np.exp(transfer.low_log), floor_us)
     high_us = latency_us * np.exp(transfer.high_log)
     estimates = pack(latency_us, low_us, high_us, np.full(design.num_rows, provenance))
-    return replace(estimates, basis=support.describe(spec, device))
+    return replace(estimates, basis=support.describe(spec, call.target.device))
+
+
+def find_floor_us(call: Call, design: Design) -> FloatColumn:
+    """Return the least that calls are ever estimated to take.
+
+    Of narrower weights or a narrower cache fewer bytes are read than the roofline counts.
+    """
+    dtype = call.target.dtype
+    read_ratio = least_element_bytes(dtype, call.table.variant) / dtype.num_bytes
+    return MIN_ROOFLINE_RATIO * read_ratio * design.roofline_us
 
 
 def pack(

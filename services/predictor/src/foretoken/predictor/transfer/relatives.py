@@ -17,7 +17,6 @@ from foretoken.domain.measurements.estimate import DType, LatencyColumns, Proven
 from foretoken.predictor.features import Design
 from foretoken.predictor.roofline import FloatColumn
 from foretoken.predictor.series import Series
-from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO
 from foretoken.predictor.transfer.device_columns import element_bits
 from foretoken.predictor.transfer.device_law import DeviceLaw, fit_device_law
 from foretoken.predictor.transfer.exponentials import hold_to_exponentials
@@ -98,7 +97,12 @@ def fit_series_law(series: Series) -> DeviceLaw:
 
 
 def combine(
-    typical: LatencyColumns, design: Design, shown: Sequence[Shown], dtype: DType, basis: str
+    typical: LatencyColumns,
+    design: Design,
+    floor_us: FloatColumn,
+    shown: Sequence[Shown],
+    dtype: DType,
+    basis: str,
 ) -> Reference:
     """Return the mean of what is typical, of relatives' laws and of what they show of the calls.
 
@@ -118,7 +122,6 @@ def combine(
     narrow_log = _NARROW_LOG if element_bits(dtype) < _WIDE_BITS else 0.0
     fixed_log = math.hypot(_AGREED_LOG, apart_log, narrow_log)
     width_log = _MULTIPLE * np.hypot(fixed_log, spread_log)
-    floor_us = MIN_ROOFLINE_RATIO * design.roofline_us
     latency_us = np.maximum(design.base_us * np.exp(mean_log), floor_us)
     found = LatencyColumns(
         latency_us=latency_us,

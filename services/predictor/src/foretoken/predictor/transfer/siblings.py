@@ -68,10 +68,10 @@ def find_linked_alike(topology: TopologySpec) -> tuple[TopologySpec, ...]:
     return tuple(sorted(found, key=lambda other: (names.index(other.device), other.name)))
 
 
-def move_to_sibling(
+def move_base(
     estimates: LatencyColumns, measured_base_us: FloatColumn, asked_base_us: FloatColumn
 ) -> LatencyColumns:
-    """Return estimates of one device as those of a sibling, from the base latencies on both.
+    """Return estimates at one base latency as those at another.
 
     The difference of the base latencies is added, not their ratio applied: of a kernel that takes
     longer than its base, only the base follows the memory or the clock.
@@ -84,12 +84,19 @@ def move_to_sibling(
         scaled_us = times_us * asked_base_us / measured_base_us
         return np.where(times_us < measured_base_us, scaled_us, times_us + shift_us)
 
-    moved = replace(
+    return replace(
         estimates,
         latency_us=shifted(estimates.latency_us),
         low_us=shifted(estimates.low_us),
         high_us=shifted(estimates.high_us),
     )
+
+
+def move_to_sibling(
+    estimates: LatencyColumns, measured_base_us: FloatColumn, asked_base_us: FloatColumn
+) -> LatencyColumns:
+    """Return estimates of one device as those of a sibling, from the base latencies on both."""
+    moved = move_base(estimates, measured_base_us, asked_base_us)
     return replace(
         widen(moved, SIBLING_DOUBT_LOG),
         provenance=np.full(len(measured_base_us), Provenance.TRANSFERRED.value),
