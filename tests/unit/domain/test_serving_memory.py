@@ -228,6 +228,16 @@ def test_weights_that_do_not_fit_leave_no_blocks_and_say_what_helps() -> None:
     assert "" == _plan("llama-3-70b", tp=4).infeasibility
 
 
+def test_where_states_alone_are_too_many_fewer_sequences_help() -> None:
+    """Weights take more, and without states they fit."""
+    engine = dataclasses.replace(_ENGINE, max_num_seqs=256)
+    memory = _plan("qwen3.5-35b-a3b", "h100_sxm", engine)
+    assert memory.weights_bytes > memory.state_bytes > 0
+    assert memory.infeasibility.endswith("; lower max_num_seqs")
+    fewer = dataclasses.replace(engine, max_num_seqs=16)
+    assert "" == _plan("qwen3.5-35b-a3b", "h100_sxm", fewer).infeasibility
+
+
 def test_activations_that_do_not_fit_say_what_helps() -> None:
     wide = dataclasses.replace(_ENGINE, max_num_batched_tokens=2**19)
     assert "lower max_num_batched_tokens" in _plan(_LLAMA, "rtx_4090", wide).infeasibility

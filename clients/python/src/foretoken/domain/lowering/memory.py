@@ -156,10 +156,13 @@ class ServingMemory:
             "recurrent states": self.state_bytes,
         }
         named = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
-        largest = max(parts, key=lambda name: parts[name])
+        remedy = _REMEDIES[max(parts, key=lambda name: parts[name])]
+        if self.kv_bytes + self.window_bytes + self.state_bytes > 0:
+            # All else fits, however much larger it is.
+            remedy = _REMEDIES["recurrent states"]
         return (
             f"a rank does not fit into the {_gib(self.usable_bytes)} the engine may use of a"
-            f" device: {named}; {_REMEDIES[largest]}"
+            f" device: {named}; {remedy}"
         )
 
 
