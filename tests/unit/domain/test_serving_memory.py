@@ -228,6 +228,20 @@ def test_weights_that_do_not_fit_leave_no_blocks_and_say_what_helps() -> None:
     assert "" == _plan("llama-3-70b", tp=4).infeasibility
 
 
+def test_a_router_in_fp32_is_held_so() -> None:
+    """Of 62 layers with 256 experts each, whatever the model's other weights are stored in."""
+    model = find_model("minimax-m2.5")
+    (layer,) = model.layers
+    experts = layer.feed_forward
+    dims = {**experts.dims, "has_fp32_router": 0}
+    plain = dataclasses.replace(layer, feed_forward=dataclasses.replace(experts, dims=dims))
+    held, halved = (
+        _plan(one, "h200_sxm", ep=8, dp=8).weights_bytes
+        for one in (model, dataclasses.replace(model, layers=(plain,)))
+    )
+    assert 62 * 256 * 3072 * 2 == held - halved
+
+
 def test_where_states_alone_are_too_many_fewer_sequences_help() -> None:
     """Weights take more, and without states they fit."""
     engine = dataclasses.replace(_ENGINE, max_num_seqs=256)
