@@ -35,7 +35,7 @@ class BoosterConfig:
     min_rows_in_leaf: int = 5
     is_linear: bool = True
     linear_shrinkage: float = 1.0
-    max_bins: int = 127
+    max_bins: int = 255
     rows_per_tree: int = 4
 
     def __post_init__(self) -> None:
