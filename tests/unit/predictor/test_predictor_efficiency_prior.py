@@ -78,6 +78,21 @@ def test_a_device_without_the_kernels_neither_moves_others_nor_widens_their_inte
     assert "gemm on 4 other GPUs, but for slower kernels of rtx_pro_6000" in with_slow.basis
 
 
+def test_the_products_of_a_chip_are_without_the_kernels_together(
+    make_predictor: MakePredictor, train: Train
+) -> None:
+    """Each alone is what the other tells of it, and one of them is not four times as slow."""
+    software = {"framework": "vllm", "framework_version": "0.24.0"}
+    fast = ("a30", "l40s", "b200")
+    rows = [row for name in fast for row in gemm_rows(lambda _: 2.0, device=name, **software)]
+    rows += gemm_rows(lambda _: 7.0, device="a100_sxm_40", **software)
+    rows += gemm_rows(lambda _: 40.0, device="a100_sxm_80", **software)
+    service = make_predictor(rows)
+    train(service)
+    places = "a100_sxm_40 under vllm 0.24.0, a100_sxm_80 under vllm 0.24.0"
+    assert f"but for slower kernels of {places}" in _ask_h100(service).basis
+
+
 def test_most_devices_are_never_without_the_kernels(
     make_predictor: MakePredictor, train: Train
 ) -> None:

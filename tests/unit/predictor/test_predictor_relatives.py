@@ -26,7 +26,7 @@ from foretoken.predictor.source import find_relatives
 from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO, train_series
 from foretoken.predictor.transfer import default_transfer
 from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, own_share_of
-from foretoken.predictor.transfer.support import Support, name_place
+from foretoken.predictor.transfer.support import Support
 
 Train = Callable[..., PredictorTrainingReport]
 MakePredictor = Callable[[Rows], PredictorService]
@@ -42,11 +42,13 @@ def _rough(dims: Mapping[str, int]) -> float:
     return 1.5 + 0.8 * float(np.sin(7.0 * dims["m"] ** 0.5 + dims["n"] + 3 * dims["k"]))
 
 
-def _ask(service: PredictorService, rows: Rows, software: str) -> LatencyColumns:
+def _ask(
+    service: PredictorService, rows: Rows, software: str, device: str = "h100_sxm"
+) -> LatencyColumns:
     table = OperatorTable(
         operator="gemm", dtype=DType.FP16, columns=columns_of(*(row["dims"] for row in rows))
     )
-    query = LatencyQuery(device="h100_sxm", tables=(table,), preferred_framework=software)
+    query = LatencyQuery(device=device, tables=(table,), preferred_framework=software)
     return service.predict(query).tables[0]
 
 
@@ -80,7 +82,7 @@ def _models(keys: Sequence[SeriesKey]) -> ModelSet:
 
 
 def _relatives(
-    keys: Sequence[SeriesKey], device: str = "b200", apart: tuple[str, ...] = ()
+    keys: Sequence[SeriesKey], device: str = "b200", apart: tuple[tuple[str, str, str], ...] = ()
 ) -> list[str]:
     asked = _key(device)
     support = Support(operators=("gemm",), apart=apart)
@@ -107,10 +109,31 @@ def test_who_ran_another_engine_or_format_has_no_say(stranger: SeriesKey) -> Non
 
 def test_who_ran_kernels_of_another_kind_has_a_say_only_as_the_most_alike() -> None:
     keys = [_key("a100_sxm_80"), _key("rtx_pro_6000"), _key("l40s")]
-    apart = (name_place("rtx_pro_6000", "vllm 0.24.0"),)
+    apart = (("rtx_pro_6000", "vllm 0.24.0", ""),)
     assert ["a100_sxm_80", "rtx_pro_6000"] == _relatives(keys)
     assert ["a100_sxm_80", "l40s"] == _relatives(keys, apart=apart)
     assert ["rtx_pro_6000", "l40s"] == _relatives(keys, "rtx_5090", apart)
+
+
+@pytest.mark.parametrize(
+    ("slow", "asked", "is_alike"),
+    [("b200", "h100_sxm", False), ("rtx_pro_6000", "rtx_5090", True)],
+)
+def test_slow_kernels_of_the_most_alike_count_on_its_architecture_and_may_be_anybody_s(
+    make_predictor: MakePredictor, train: Train, slow: str, asked: str, *, is_alike: bool
+) -> None:
+    fast = ("a30", "a100_sxm_80", "l40s", "l4")
+    rows = [row for name in fast for row in gemm_rows(lambda _: 2.0, device=name, **_VLLM)]
+    rows += gemm_rows(lambda _: 40.0, device=slow, **_VLLM)
+    service = make_predictor(rows)
+    train(service)
+    found = _ask(service, gemm_rows(device=asked), "vllm 0.24.0", asked)
+    expected_us = np.array([row["latency_us_median"] for row in gemm_rows(lambda _: 2.0, asked)])
+    ratio = found.latency_us / expected_us
+    assert is_alike is bool((ratio > 2.0).all())
+    assert is_alike is not bool((ratio < 1.5).all())
+    assert (found.low_us < expected_us).all()
+    assert (found.high_us > 10.0 * expected_us).all()
 
 
 def test_another_vendor_s_kernels_show_nothing() -> None:

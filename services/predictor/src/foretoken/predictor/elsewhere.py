@@ -7,6 +7,7 @@ import numpy as np
 
 from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
 from foretoken.predictor.features import Design, build_design
+from foretoken.predictor.intervals.doubt import hold_both
 from foretoken.predictor.model_set import ModelSet, Wanted
 from foretoken.predictor.query_columns import Call
 from foretoken.predictor.source import Source, find_relatives
@@ -46,7 +47,17 @@ class Elsewhere:
         bases = "; ".join(source.choice.basis for source in relatives)
         basis = f"{bases}, moved by data sheets; {typical.basis}"
         floor_us = find_floor_us(call, asked)
-        return combine(typical, asked, floor_us, shown, target.dtype, basis)
+        every = combine(typical, asked, floor_us, shown, target.dtype, basis)
+        nearest = relatives[0]
+        if not nearest.ran_slow_kernels(transfer.support):
+            return every
+        rest = Reference(typical, Places.of_axes(design.axes))
+        if shown[1:]:
+            rest = combine(typical, asked, floor_us, shown[1:], target.dtype, basis)
+        # Its kernels of another kind may be those of the device asked about, too, or not.
+        is_alike = nearest.target.device.architecture == target.device.architecture
+        found, other = (every, rest) if is_alike else (rest, every)
+        return replace(found, found=hold_both(found.found, other.found))
 
     def _show(self, call: Call, source: Source, asked: Design) -> Shown:
         spec, device = call.spec, source.target.device

@@ -24,6 +24,7 @@ from foretoken.predictor.transfer.siblings import (
     find_linked_alike,
     find_siblings,
 )
+from foretoken.predictor.transfer.support import Support
 
 # Within which factor 90 % of truths lie of a model of so many points: this over their root, and
 # what is left with very many. Source: GEMM of four devices in 16-bit formats, 25, 10, 5.6 and 3 %
@@ -75,6 +76,11 @@ class Source:
             return True
         report = self.choice.model.report
         return report.num_held_out > 0 and report.held_out_mape_ratio <= _GOOD_ERROR_RATIO
+
+    def ran_slow_kernels(self, support: Support) -> bool:
+        """Tell whether it measured kernels of another kind than everyone else's."""
+        key = self.choice.head.key
+        return (key.framework, key.variant) in support.slow_kernels(self.target.device)
 
 
 def choice_doubt_log(choice: Choice, spec: OperatorSpec) -> float:
@@ -169,7 +175,7 @@ def find_relatives(
         sources = [it for it in _on(models.layers, spec, asked, wanted) if _ran_the_very(it.choice)]
         if sources:
             best = min(sources, key=lambda it: it.doubt_log(spec, asked))
-            if found and support.sets_apart(device, best.choice.head.key.framework):
+            if found and best.ran_slow_kernels(support):
                 continue
             found.append(best)
             chips |= {it.name for it in (device, *find_siblings(device, target.dtype))}

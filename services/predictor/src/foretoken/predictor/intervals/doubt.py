@@ -23,3 +23,12 @@ def widen(found: LatencyColumns, doubt_log: npt.ArrayLike) -> LatencyColumns:
         low_us=latency_us * np.exp(-np.hypot(down_log, doubt_log)),
         high_us=latency_us * np.exp(np.hypot(up_log, doubt_log)),
     )
+
+
+def hold_both(found: LatencyColumns, other: LatencyColumns) -> LatencyColumns:
+    """Return estimates with bounds that hold those of another answer to the same calls, too."""
+    return replace(
+        found,
+        low_us=np.minimum(found.low_us, other.low_us),
+        high_us=np.maximum(found.high_us, other.high_us),
+    )

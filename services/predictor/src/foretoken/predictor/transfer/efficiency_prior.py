@@ -26,7 +26,8 @@ from foretoken.predictor.series import Series, SeriesKey
 from foretoken.predictor.transfer.device_columns import element_bits
 from foretoken.predictor.transfer.link_band import is_within_links
 from foretoken.predictor.transfer.row_band import is_row_operator
-from foretoken.predictor.transfer.support import UNMEASURED_DEVICE_LOG, Support, name_place
+from foretoken.predictor.transfer.siblings import name_chip
+from foretoken.predictor.transfer.support import UNMEASURED_DEVICE_LOG, Support
 
 # Used before anything is measured: the middle, and the ends, of latency over base latency.
 # Source: medians of the operators of the A30, A100 and H100 profiles are 1.0 to 5.0, mostly
@@ -94,9 +95,10 @@ class TransferModel:
         That is where the devices left out to learn the uncertainty were nearer to each other. On a
         device whose own times were set apart the upper bound holds them.
         """
-        if self.support.has_apart_alone(device):
-            return replace(self, high_log=max(self.high_log, self.support.apart_log))
-        if self.support.can_tell(spec, device):
+        support = self.support
+        if device.name not in support.devices and support.slow_kernels(device):
+            return replace(self, high_log=max(self.high_log, support.apart_log))
+        if support.can_tell(spec, device):
             return self
         return replace(
             self,
@@ -184,10 +186,9 @@ def train_transfers(
     samples: dict[str, list[_Sample]] = {}
     for series in found:
         key = series.key
-        place = key.topology or key.device
+        place = key.topology or name_chip(key.target.device)
         names = _taught_names(key)
-        # What is left out to learn the uncertainty: a device for the same operator, else an
-        # operator.
+        # What is left out to learn the uncertainty: a chip for the same operator, else an operator.
         groups = [key.operator if name.startswith(_KIND) else place for name in names]
         sample = _sample(series, seed)
         if sample is None:
@@ -253,7 +254,8 @@ def _train(
     low_log, high_log = min(low, -UNMEASURED_DEVICE_LOG), max(high, UNMEASURED_DEVICE_LOG)
     if apart:
         off_log = [np.quantile(it.log_ratio - trees.predict(it.transfer), 0.95) for it in apart]
-        named = tuple(sorted({name_place(it.key.device, it.key.framework) for it in apart}))
+        keys = {sample.key for sample in apart}
+        named = tuple(sorted({(key.device, key.framework, key.variant) for key in keys}))
         support = replace(
             _support(kept, is_of_kind=False), apart=named, apart_log=float(max(off_log))
         )
@@ -280,17 +282,24 @@ def _set_apart(
     """Return the errors of samples but those of kernels of another kind, and these samples.
 
     They take several times as long as all else tells: where an engine lacks a device's kernels it
-    takes chains of small ones. Where they would be most samples, or all but one group's, none is.
+    takes chains of small ones, on all products of the chip. Where they would be most samples, or
+    all but one group's, none is.
     """
     kept: Sequence[_LeftOut] = found
     apart: list[_Sample] = []
-    while slow := [sample for sample, error in kept if np.median(error) > _APART_LOG]:
-        apart += slow
-        rest = [sample for sample, error in kept if np.median(error) <= _APART_LOG]
+    while slow := {_kernel(sample) for sample, error in kept if np.median(error) > _APART_LOG}:
+        apart += [sample for sample, _ in kept if _kernel(sample) in slow]
+        rest = [sample for sample, _ in kept if _kernel(sample) not in slow]
         kept = _leave_out(rest, config, seed)
         if not kept or 2 * len(apart) > len(found):
             return found, ()
     return kept, apart
+
+
+def _kernel(sample: _Sample) -> tuple[str, str, str, str]:
+    """Return what all products of a chip run the same kernels of."""
+    key = sample.key
+    return sample.group, key.framework, key.dtype, key.variant
 
 
 def _support(samples: Sequence[_Sample], *, is_of_kind: bool) -> Support:

@@ -39,6 +39,11 @@ def find_siblings(device: DeviceSpec, dtype: DType) -> tuple[DeviceSpec, ...]:
     return tuple(sorted(found, key=lambda other: (_distance(device, other), other.name)))
 
 
+def name_chip(device: DeviceSpec) -> str:
+    """Return one name for all products of a device's chip."""
+    return min([device.name, *(other.name for other in find_siblings(device, DType.BF16))])
+
+
 def _is_as_fast_to_bf16(dtype: DType, device: DeviceSpec, other: DeviceSpec) -> bool:
     """Whether tensor cores are alike: a B300 has more FP4 than a B200, less INT8, as much FP8."""
     mine, others = (

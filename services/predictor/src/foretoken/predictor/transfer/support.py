@@ -15,26 +15,21 @@ UNMEASURED_DEVICE_LOG = math.log(1.3)
 _UNTELLABLE_GROUPS = frozenset({"moe"})
 
 
-def name_place(device: str, framework: str) -> str:
-    """Return where kernels ran, in words, which without a framework is what they begin with."""
-    return f"{device} under {framework}"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Support:
     """The measurements that a typical efficiency was learned from; none of them for the default.
 
     `operators` and `devices` are names, `architectures` those of the devices. What a kind of
     operators shows, `is_of_kind`, answers for those that were not measured as they are asked for.
-    `apart` names where kernels of another kind ran, which taught nothing, and `apart_log` how many
-    times as long they take at most, in log units.
+    `apart` has the devices, frameworks and variants of kernels of another kind, which taught
+    nothing, and `apart_log` how many times as long they take at most, in log units.
     """
 
     operators: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     is_of_kind: bool = False
-    apart: tuple[str, ...] = ()
+    apart: tuple[tuple[str, str, str], ...] = ()
     apart_log: float = 0.0
 
     def has_measured(self, spec: OperatorSpec) -> bool:
@@ -50,20 +45,16 @@ class Support:
             return True
         return self.has_measured(spec) and device.architecture in self.architectures
 
-    def sets_apart(self, device: DeviceSpec, framework: str) -> bool:
-        """Tell whether a device ran kernels of another kind under a framework."""
-        return name_place(device.name, framework) in self.apart
-
-    def has_apart_alone(self, device: DeviceSpec) -> bool:
-        """Tell whether all that a device ran were kernels of another kind."""
-        place = name_place(device.name, "")
-        return device.name not in self.devices and any(it.startswith(place) for it in self.apart)
+    def slow_kernels(self, device: DeviceSpec) -> tuple[tuple[str, str], ...]:
+        """Return the frameworks and variants in which a device ran kernels of another kind."""
+        return tuple((where, variant) for name, where, variant in self.apart if name == device.name)
 
     def describe(self, spec: OperatorSpec, device: DeviceSpec) -> str:
         """Say in words what an estimate of an operator on a device rests on."""
         basis = self._name_measurements(spec, device)
         if self.apart:
-            basis += f", but for slower kernels of {', '.join(self.apart)}"
+            places = dict.fromkeys(f"{name} under {where}" for name, where, _ in self.apart)
+            basis += f", but for slower kernels of {', '.join(places)}"
         if self.can_tell(spec, device):
             return basis
         return (
