@@ -219,6 +219,15 @@ def test_engines_choose_what_mxfp4_weights_are_multiplied_with(model: str) -> No
     assert _tables(_one_layer(model), experts).tokens_us[0, 0, 1] == 30.0
 
 
+@pytest.mark.parametrize("device", ["a100_sxm_80", "h100_sxm"])
+def test_only_formats_of_the_device_are_asked_for(device: str) -> None:
+    """Ampere's engines widen MXFP4 weights to BF16: a query in FP8 would be refused as a whole."""
+    spec = surface_spec(replace(_one_layer("gpt-oss-20b"), device=device), 4096)
+    tables = SurfaceForm(spec, replica_ranks(spec)).questions().tables
+    experts = {table.dtype for table in tables if table.operator == "moe_experts"}
+    assert experts == ({DType.BF16, DType.FP8} if device == "h100_sxm" else {DType.BF16})
+
+
 def test_experts_that_are_drawn_are_told_by_balanced_ones_that_are_as_many() -> None:
     name = "moe_experts/quant=w4a16_mxfp4;routing="
     balanced = {f"{name}balanced": lambda table: table.columns["num_active_experts"]}

@@ -115,7 +115,8 @@ class Substitute:
             if _has_no_gates(spec.model):
                 self._ungated = _ungated_tables(self._plain)
             named = kernel_tables(self._plain, spec)
-            self._experts = (*named, *self._ungated, self._plain, *_expert_tables(self._plain))
+            others = _expert_tables(self._plain, self._device)
+            self._experts = (*named, *self._ungated, self._plain, *others)
             self._formats = in_other_formats(self._plain)
             self._padding = padding_tables(self._plain, spec)
         elif node.operator == "gemm":
@@ -206,17 +207,17 @@ def _sum_tables(
     )
 
 
-def _expert_tables(table: OperatorTable) -> Sequence[OperatorTable]:
+def _expert_tables(table: OperatorTable, device: DeviceSpec) -> Sequence[OperatorTable]:
     """Return other ways to ask about experts.
 
     The spread of tokens over experts may have gone unrecorded, another that hits as many experts
     takes as long at few tokens (see `measured_routing`), and engines choose the format of the
-    activations that MXFP4 weights meet by their device. Of a rank's experts one can ask as of a
-    device that holds all: it hits as many, with as many pairs of token and expert.
+    activations that MXFP4 weights meet by their device, of those it has. Of a rank's experts one
+    can ask as of a device that holds all: it hits as many, with as many pairs of token and expert.
     """
     tables = [_without_routing(table), *_evenly_routed(table)]
     facts = parse_variant(table.variant)
-    if facts.get("quant") == _MXFP4:
+    if facts.get("quant") == _MXFP4 and not device.find_missing_format(DType.FP8):
         variant = format_variant({**facts, "quant": _MXFP4_WITH_MXFP8}) or ""
         other = replace(table, dtype=DType.FP8, variant=variant, tentative=True)
         tables += [other, *_evenly_routed(other)]
