@@ -1,11 +1,13 @@
 """How what was measured decides which answers make up a step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.frameworks.engine import EngineSpec
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import (
@@ -17,7 +19,7 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.domain.measurements.latency_models import ModelVersion
-from foretoken.domain.models.architecture import find_model
+from foretoken.domain.models.architecture import all_models, find_model
 from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario
 from foretoken.simulator.cost.form import SurfaceForm
@@ -219,13 +221,20 @@ def test_engines_choose_what_mxfp4_weights_are_multiplied_with(model: str) -> No
     assert _tables(_one_layer(model), experts).tokens_us[0, 0, 1] == 30.0
 
 
-@pytest.mark.parametrize("device", ["a100_sxm_80", "h100_sxm"])
-def test_only_formats_of_the_device_are_asked_for(device: str) -> None:
-    """Ampere's engines widen MXFP4 weights to BF16: a query in FP8 would be refused as a whole."""
-    spec = surface_spec(replace(_one_layer("gpt-oss-20b"), device=device), 4096)
-    tables = SurfaceForm(spec, replica_ranks(spec)).questions().tables
-    experts = {table.dtype for table in tables if table.operator == "moe_experts"}
-    assert experts == ({DType.BF16, DType.FP8} if device == "h100_sxm" else {DType.BF16})
+def test_only_formats_of_the_device_are_asked_for() -> None:
+    """A query of which one table is in a format that the device lacks is refused as a whole."""
+    device, engine = find_device("a100_sxm_80"), EngineSpec(profile="vllm-0.28")
+    asked: dict[str, set[DType]] = {}
+    for name, model in all_models().items():
+        scenario = ServingScenario(model=model, device=device.name, engine=engine)
+        with suppress(InvalidRequestError):  # A checkpoint in a format that the engine lacks here.
+            spec = surface_spec(scenario, 1024)
+            tables = SurfaceForm(spec, replica_ranks(spec)).questions().tables
+            asked[name] = {table.dtype for table in tables}
+    lacking = {dtype for dtype in DType if device.find_missing_format(dtype)}
+    assert DType.FP8 in lacking
+    assert "gpt-oss-20b" in asked
+    assert {} == {name: found & lacking for name, found in asked.items() if found & lacking}
 
 
 def test_experts_that_are_drawn_are_told_by_balanced_ones_that_are_as_many() -> None:
