@@ -45,7 +45,7 @@ Shares = Mapping[str, float]
 
 # Below this share of time not measured there is little left to narrow.
 _NARROW_ENOUGH = 0.005
-_NOT_TIMED = "no time was predicted: nothing that was asked can run"
+_NOT_TIMED = "no time is given: nothing that was asked can run within what was given"
 
 
 def echo_serving(scenario: ServingScenario, report: ServingReport) -> ServingReport:
