@@ -61,7 +61,7 @@ def test_the_line_with_most_that_holds_applies() -> None:
 @pytest.mark.parametrize(
     ("table", "facts", "expected"),
     [
-        ("operators", {"group": "gemm", "provenance": "interpolated"}, "latency 4.7 %: a matrix"),
+        ("operators", {"group": "gemm", "provenance": "interpolated"}, "latency 5 %: a matrix"),
         ("operators", {"group": "gemm", "provenance": "transferred"}, "latency 5.2 to 41 %: a"),
         ("operators", {"group": "gemm", "provenance": "analytical"}, ""),
         ("operators", {"group": "elementwise", "provenance": "interpolated"}, ""),
