@@ -25,7 +25,7 @@ from foretoken.predictor.trainer import SeriesModel, train_series, training_reci
 from foretoken.predictor.transfer.device_transfer import is_device_transfer, own_state, restore
 
 # Raised when what is written changes; features have a revision of their own.
-_FORMAT_REVISION = 4
+_FORMAT_REVISION = 5
 STORE_REVISION = [_FORMAT_REVISION, FEATURE_REVISION]
 
 
