@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
+from foretoken.domain.measurements.estimate import COVERED_PROVENANCES, LatencyColumns
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.intervals.doubt import hold_both
 from foretoken.predictor.model_set import ModelSet, Wanted
@@ -19,8 +19,6 @@ from foretoken.predictor.typical import find_floor_us, from_transfer
 
 # What a source answers to a call that stands on its device.
 Answer = Callable[[Call, Source], LatencyColumns]
-
-_COVERED = [member.value for member in Provenance if member.is_covered]
 
 
 class Elsewhere:
@@ -64,7 +62,7 @@ class Elsewhere:
         there = build_design(spec, call.columns, source.target)
         there = hold_to_exponentials(spec, device, there)
         found = self._answer(replace(call, target=source.target), source)
-        is_covered = np.isin(found.provenance, _COVERED)
+        is_covered = np.isin(found.provenance, COVERED_PROVENANCES)
         return Shown(
             apart_log(call.target.device, device),
             np.where(is_covered, np.log(found.latency_us / there.base_us), np.nan),

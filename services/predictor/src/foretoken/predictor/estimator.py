@@ -10,6 +10,7 @@ from foretoken.domain.call_scope import check_wanted
 from foretoken.domain.errors import InvalidRequestError, NotTrainedError
 from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.measurements.estimate import (
+    COVERED_PROVENANCES,
     LatencyColumns,
     LatencyQuery,
     LatencyReply,
@@ -69,7 +70,6 @@ _SCALED_BACKWARD_LOG = float(np.log(1.5))
 # gemm and batched_gemm on the A100 take 0.85 to 1.15 of theirs, nine tenths of each file.
 _FORWARD_CALLS_LOG = float(np.log(1.15))
 
-_COVERED = [member.value for member in Provenance if member.is_covered]
 
 _Bounds = tuple[FloatColumn, FloatColumn]
 _Flags = npt.NDArray[np.bool_]
@@ -305,7 +305,7 @@ class Estimator:
         answered = self._from_series(source.choice, measured, weight)
         is_unlike = _is_unlike(source.choice, call)
         for other in source.choices[1:] if not query.framework else ():
-            is_open = ~np.isin(answered.provenance, _COVERED)
+            is_open = ~np.isin(answered.provenance, COVERED_PROVENANCES)
             if not is_open.any():
                 break
             is_other_unlike = _is_unlike(other, call)

@@ -9,7 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from foretoken.domain.measurements.estimate import LatencyColumns, Phase, Provenance
+from foretoken.domain.measurements.estimate import (
+    COVERED_PROVENANCES,
+    LatencyColumns,
+    Phase,
+    Provenance,
+)
 from foretoken.domain.operators.spec.variant import (
     format_variant,
     least_element_bytes,
@@ -28,7 +33,6 @@ from foretoken.predictor.transfer.siblings import move_base
 # (AIConfigurator). Of up to 16 rows and at least 2^24 weights INT4 is 29 % off, 6 % too short in
 # the median, INT8 17 and 3 %; times as in BF16 are 115 and 58 % off.
 _SPARED_LOG, _UNSPARED_LOG = float(np.log(2.7)), float(np.log(1.35))
-_COVERED = [member.value for member in Provenance if member.is_covered]
 
 
 def find_whole(
@@ -60,7 +64,7 @@ def narrow(call: Call, whole: LatencyColumns) -> LatencyColumns:
     base_us = replace(limits, memory_us=left_us).base_us
     doubt_log = np.where(base_us < limits.base_us, _SPARED_LOG, _UNSPARED_LOG)
     moved = widen(move_base(whole, limits.base_us, base_us), doubt_log)
-    is_covered = np.isin(moved.provenance, _COVERED)
+    is_covered = np.isin(moved.provenance, COVERED_PROVENANCES)
     return replace(
         moved,
         provenance=np.where(is_covered, Provenance.EXTRAPOLATED.value, moved.provenance),

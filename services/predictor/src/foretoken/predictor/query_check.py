@@ -8,10 +8,10 @@ from foretoken.domain.errors import InvalidRequestError, OutOfCoverageError, Unk
 from foretoken.domain.hardware.device import DeviceSpec, check_format, find_device
 from foretoken.domain.hardware.topology import TopologySpec
 from foretoken.domain.measurements.estimate import (
+    COVERED_PROVENANCES,
     LatencyColumns,
     LatencyQuery,
     OperatorTable,
-    Provenance,
 )
 from foretoken.domain.models.quantization import Quantization, all_quantizations
 from foretoken.domain.operators.spec.operator import find_operator
@@ -23,7 +23,6 @@ from foretoken.predictor.series import SeriesKey
 _MULTIPLYING = frozenset({"gemm", "attention", "moe", "lora"})
 # What of a variant names the format of weights, and of the KV cache.
 _FORMATS = ("quant", "kv")
-_COVERED = [member.value for member in Provenance if member.is_covered]
 
 
 def check_query(query: LatencyQuery, known: Collection[SeriesKey]) -> None:
@@ -103,7 +102,7 @@ def refuse_extrapolation(
         OutOfCoverageError: there are some; the message has the first.
 
     """
-    is_outside = ~np.isin(estimates.provenance, _COVERED)
+    is_outside = ~np.isin(estimates.provenance, COVERED_PROVENANCES)
     if is_outside.any():
         row = int(np.flatnonzero(is_outside)[0])
         dims = ", ".join(f"{name}={column[row]}" for name, column in table.columns.items())

@@ -12,6 +12,7 @@ from foretoken.domain.hardware.topology import topology_of_device
 from foretoken.domain.measurements.estimate import DType, OperatorTable, Phase
 from foretoken.domain.measurements.surface import Axis
 from foretoken.domain.operators.spec.operator import OperatorSpec
+from foretoken.domain.operators.spec.variant import least_element_bytes
 from foretoken.predictor.roofline import Columns, IntColumn, Target
 
 # Larger integers are not exact as floats, in which work is computed.
@@ -80,6 +81,12 @@ class Call:
     table: OperatorTable
     columns: Columns
     target: Target
+
+    @property
+    def read_ratio(self) -> float:
+        """The part of the counted bytes that is read of narrower weights or a narrower cache."""
+        dtype = self.target.dtype
+        return least_element_bytes(dtype, self.table.variant) / dtype.num_bytes
 
 
 def find_target(

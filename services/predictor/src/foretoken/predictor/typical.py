@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
-from foretoken.domain.operators.spec.variant import least_element_bytes
 from foretoken.predictor.features import Design
 from foretoken.predictor.query_columns import Call
 from foretoken.predictor.roofline import FloatColumn, IntColumn
@@ -28,13 +27,8 @@ def from_transfer(transfer: TransferModel, call: Call, design: Design) -> Latenc
 
 
 def find_floor_us(call: Call, design: Design) -> FloatColumn:
-    """Return the least that calls are ever estimated to take.
-
-    Of narrower weights or a narrower cache fewer bytes are read than the roofline counts.
-    """
-    dtype = call.target.dtype
-    read_ratio = least_element_bytes(dtype, call.table.variant) / dtype.num_bytes
-    return MIN_ROOFLINE_RATIO * read_ratio * design.roofline_us
+    """Return the least that calls are ever estimated to take."""
+    return MIN_ROOFLINE_RATIO * call.read_ratio * design.roofline_us
 
 
 def pack(

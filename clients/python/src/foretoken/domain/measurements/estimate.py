@@ -76,6 +76,10 @@ class Provenance(enum.Enum):
         return self in (Provenance.MEASURED, Provenance.INTERPOLATED)
 
 
+# As columns of answers hold them.
+COVERED_PROVENANCES = tuple(member.value for member in Provenance if member.is_covered)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorTable:
     """Many calls of one operator, as columns of equal length, one per dimension.

@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from foretoken.domain.hardware.topology import Link, TopologySpec, all_topologies
-from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
+from foretoken.domain.measurements.estimate import COVERED_PROVENANCES, LatencyColumns
 from foretoken.domain.operators.spec.operator import OperatorSpec
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.roofline import Columns, FloatColumn, Target
 from foretoken.predictor.transfer.links import HIGH_RATIO, reached_ratios
-
-_COVERED = [member.value for member in Provenance if member.is_covered]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ def hold_to_links(
     says, the band is moved until it is not.
     """
     topology = target.topology
-    is_beyond = ~np.isin(found.provenance, _COVERED)
+    is_beyond = ~np.isin(found.provenance, COVERED_PROVENANCES)
     if topology is None or not is_beyond.any():
         return found
     design = build_design(spec, columns, target)

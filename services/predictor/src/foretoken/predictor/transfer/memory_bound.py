@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from foretoken.domain.measurements.estimate import LatencyColumns, Provenance
-from foretoken.domain.operators.spec.variant import least_element_bytes, parse_variant
+from foretoken.domain.operators.spec.variant import parse_variant
 from foretoken.domain.units import US_PER_S
 from foretoken.predictor.features import Design
 from foretoken.predictor.query_columns import Call
@@ -36,12 +36,11 @@ def hold_to_bandwidth(call: Call, design: Design, found: LatencyColumns) -> Late
 
     A call that fits into the last cache may be, down to the least share of any roofline.
     """
-    device, table = call.target.device, call.table
-    is_part = _PART in parse_variant(table.variant)
+    device = call.target.device
+    is_part = _PART in parse_variant(call.table.variant)
     if device.kind != "gpu" or call.spec.group == _DRAWN_GROUP or is_part:
         return found
-    share = least_element_bytes(table.dtype, table.variant) / table.dtype.num_bytes
-    memory_us = share * design.memory_us
+    memory_us = call.read_ratio * design.memory_us
     moved_bytes = memory_us * device.memory_bandwidth_bytes_per_s / US_PER_S
     least_us = memory_us * np.clip(moved_bytes / device.l2_cache_bytes, MIN_ROOFLINE_RATIO, 1.0)
     least_us = np.where(np.isin(found.provenance, _FROM_ELSEWHERE), least_us, 0.0)

@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 
 from foretoken.domain.lowering.graph import OperatorNode
-from foretoken.domain.measurements.estimate import LatencyColumns, OperatorTable, Provenance
+from foretoken.domain.measurements.estimate import (
+    COVERED_PROVENANCES,
+    LatencyColumns,
+    OperatorTable,
+    Provenance,
+)
 from foretoken.simulator.grid import Flags, Floats
 
 Key = tuple[Any, ...]
@@ -101,5 +106,4 @@ def is_measured_here(answer: LatencyColumns) -> bool:
 
 def covered_rows(answer: LatencyColumns) -> Flags:
     """Return for each call whether measurements of the device itself surround it."""
-    covered = [member.value for member in Provenance if member.is_covered]
-    return np.isin(np.asarray(answer.provenance), covered)
+    return np.isin(np.asarray(answer.provenance), COVERED_PROVENANCES)

@@ -21,6 +21,7 @@ from foretoken.domain.hardware.device import DeviceSpec, find_device
 from foretoken.domain.hardware.roofline import compute_terms
 from foretoken.domain.hardware.sustained import SLOWED_SPREAD_LOG, slowed_ratio
 from foretoken.domain.measurements.estimate import (
+    COVERED_PROVENANCES,
     DType,
     LatencyColumns,
     LatencyQuery,
@@ -155,7 +156,6 @@ def published_flops_per_s(library: str, device: DeviceSpec, phase: Phase, dims: 
 
 _ATTENTION = "attention_prefill"
 _PRODUCTS = ("gemm", "grouped_gemm", "grouped_gemm_wgrad")
-_COVERED = tuple(member.value for member in Provenance if member.is_covered)
 
 
 def answer_by_libraries(
@@ -191,7 +191,7 @@ def _key(table: OperatorTable) -> tuple[str, DType, str]:
 
 
 def _covered(answer: LatencyColumns) -> Flags:
-    return np.isin(np.asarray(answer.provenance), _COVERED)
+    return np.isin(np.asarray(answer.provenance), COVERED_PROVENANCES)
 
 
 def _publish(
