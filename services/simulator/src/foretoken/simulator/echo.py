@@ -52,15 +52,18 @@ def echo_serving(scenario: ServingScenario, report: ServingReport) -> ServingRep
     """Return the report of a serving simulation with its echo."""
     shares = report.step_time_ratio_by_provenance
     echo = Echo(question=describe_serving(scenario), remarks=_remarks(scenario))
-    echo = _as_served(echo, shares)
-    return replace(report, echo=_grounded(echo, shares, _narrowing(_served(scenario), shares)))
+    calls = _served(scenario)
+    echo = _as_served(echo, shares, [device for _, device, _ in calls])
+    return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
 
 
 def echo_capacity(request: CapacityRequest, report: CapacityReport) -> CapacityReport:
     """Return the answer of a capacity search with its echo."""
     shares, scenario = report.at_capacity.step_time_ratio_by_provenance, request.scenario
-    echo = _as_served(Echo(question=describe_capacity(request), remarks=_remarks(scenario)), shares)
-    return replace(report, echo=_grounded(echo, shares, _narrowing(_served(scenario), shares)))
+    echo = Echo(question=describe_capacity(request), remarks=_remarks(scenario))
+    calls = _served(scenario)
+    echo = _as_served(echo, shares, [device for _, device, _ in calls])
+    return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
 
 
 def echo_serving_search(
@@ -84,7 +87,7 @@ def echo_serving_search(
         basis=basis,
         remarks=tuple(dict.fromkeys(text for part in varied for text in _remarks(part))),
     )
-    echo = _as_served(echo, shares)
+    echo = _as_served(echo, shares, _best_devices(report) or [device for _, device, _ in calls])
     return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
 
 
@@ -128,10 +131,28 @@ def echo_training_search(
 _Call = tuple[ModelArchitecture, str, ParallelLayout]
 
 
-def _as_served(echo: Echo, shares: Shares) -> Echo:
+def _as_served(echo: Echo, shares: Shares, devices: Iterable[str]) -> Echo:
     """Return the echo with how far such deployments were off, where a time was predicted."""
-    said = describe_accuracy("serving", {"grounds": grounds_of(shares)}) if shares else ""
-    return replace(echo, accuracy=said)
+    if not shares:
+        return echo
+    facts = {"grounds": grounds_of(shares), "architecture": _architecture(devices)}
+    return replace(echo, accuracy=describe_accuracy("serving", facts))
+
+
+def _architecture(devices: Iterable[str]) -> str:
+    """Return the architecture of all these devices; empty where they differ."""
+    found = {find_device(name).architecture for name in devices}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _best_devices(report: ServingSearchReport) -> list[str]:
+    """Return the device of the best deployment of a search; none where nothing qualifies."""
+    table = report.candidates
+    return [
+        str(device)
+        for device, name in zip(table.device, table.name, strict=True)
+        if name == report.best
+    ]
 
 
 def _asked(scenario: TrainingScenario) -> AskedStep | None:
@@ -177,7 +198,9 @@ def _as_trained(
     nearest = find_nearest_step(read_published_steps(), asked) if asked else None
     remarks = (f"nearest measured step: {nearest.describe()}",) if nearest else ()
     facts = {
-        "architecture": find_device(scenario.device).architecture,
+        "architecture": _architecture(
+            [asked.device] if asked else scenario.stage_devices or [scenario.device]
+        ),
         "experts": "yes" if stack_of(scenario.model).experts else "no",
         "format": format_name(scenario.dtype),
         "grounds": grounds_of(shares),
