@@ -1,19 +1,17 @@
 """Predictors on synthetic catalogs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from predictor_fakes import FakeCatalog, Rows
+from predictor_fakes import FakeCatalog, MakePredictor, Rows, Train
 
 from foretoken.domain.job import JobState
 from foretoken.domain.measurements.latency_models import TrainRequest
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.service import PredictorService
-
-MakePredictor = Callable[[Rows], PredictorService]
 
 _EVERYTHING = TrainRequest()
 
@@ -61,6 +59,6 @@ def _train(
 
 
 @pytest.fixture(scope="session")
-def train() -> Callable[..., PredictorTrainingReport]:
+def train() -> Train:
     """Return a function that trains a predictor and waits for its report."""
     return _train

@@ -22,12 +22,17 @@ from foretoken.domain.measurements.measurement import (
     Snapshot,
 )
 from foretoken.domain.operators.spec.operator import find_operator
+from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.roofline import Target, compute_limits
+from foretoken.predictor.service import PredictorService
 from foretoken.wire.arrow import rows_to_table
 
 GEMM_EFFICIENCY = 0.6
 
 Rows = list[dict[str, Any]]
+# The fixtures `make_predictor` and `train`.
+MakePredictor = Callable[[Rows], PredictorService]
+Train = Callable[..., PredictorTrainingReport]
 
 
 @dataclass

@@ -1,10 +1,8 @@
 """Chains that eager PyTorch runs in place of one kernel, where none was measured."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, columns_of, row_of
+from predictor_fakes import MakePredictor, Rows, Train, base_us, columns_of, row_of
 
 from foretoken.domain.measurements.estimate import (
     DType,
@@ -15,11 +13,7 @@ from foretoken.domain.measurements.estimate import (
 )
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.operators.spec.variant import EAGER_VARIANT
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., PredictorTrainingReport]
 
 _POINTS = [
     {"num_tokens": num_tokens, "hidden": hidden}

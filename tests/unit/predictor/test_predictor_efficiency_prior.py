@@ -1,10 +1,8 @@
 """How efficient an operator is where it was not measured: from what, and how uncertain."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, gemm_rows
+from predictor_fakes import MakePredictor, Train, base_us, gemm_rows
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import (
@@ -14,12 +12,8 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
 )
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.efficiency_prior import transfer_names
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., PredictorTrainingReport]
 
 _ROWS = ("any row operator on a30", "any streaming operator on a30")
 _ANY_ROWS = ("any row operator on any gpu", "any streaming operator on any gpu")

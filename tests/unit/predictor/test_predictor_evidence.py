@@ -1,12 +1,10 @@
 """Which measurements answer, and what a few own points make of other measurements' answers."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predictor_fakes import Rows, columns_of, gemm_rows
+from predictor_fakes import MakePredictor, Train, columns_of, gemm_rows
 
 from foretoken.domain.measurements.estimate import (
     DType,
@@ -15,7 +13,6 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.own_points import (
     Places,
@@ -30,9 +27,6 @@ _TORCH = {"framework": "pytorch", "framework_version": "2.9.0"}
 _POINT = {"m": 160, "n": 4096, "k": 1024}
 # How much slower than the sibling's the device's own kernels are.
 _OWN_RATIO = 1.25
-
-Train = Callable[..., PredictorTrainingReport]
-MakePredictor = Callable[[Rows], PredictorService]
 
 
 def _rough(dims: dict[str, int]) -> float:

@@ -1,11 +1,11 @@
 """Explanations: limits, parts and neighbours of the estimate that `predict` gives."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from math import log, prod
 
 import pytest
-from predictor_fakes import Rows, all_reduce_rows, base_us, columns_of, gemm_rows
+from predictor_fakes import MakePredictor, Train, all_reduce_rows, base_us, columns_of, gemm_rows
 
 from foretoken.domain.errors import InvalidRequestError
 from foretoken.domain.measurements.estimate import (
@@ -16,9 +16,6 @@ from foretoken.domain.measurements.estimate import (
     pick_estimate,
 )
 from foretoken.predictor.service import PredictorService
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[[PredictorService], object]
 
 _ASKED = {"m": 100, "n": 4096, "k": 4096}
 

@@ -1,11 +1,10 @@
 """Collectives inside a node whose links were measured on other devices of the same chip."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, row_of
+from predictor_fakes import MakePredictor, Rows, Train, base_us, row_of
 
 from foretoken.domain.hardware.topology import find_topology
 from foretoken.domain.measurements.estimate import (
@@ -18,9 +17,6 @@ from foretoken.domain.measurements.estimate import (
 )
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.siblings import find_linked_alike
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., object]
 
 _H100 = {"device": "h100_sxm", "topology": "h100_dgx"}
 _H200 = {"device": "h200_sxm", "topology": "h200_hgx"}

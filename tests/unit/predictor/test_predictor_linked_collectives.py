@@ -1,13 +1,13 @@
 """Collectives on links where they were not measured themselves, held to what links carry."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from predictor_fakes import Rows, base_us, row_of
+from predictor_fakes import MakePredictor, Rows, Train, base_us, row_of
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.hardware.topology import all_topologies, find_topology
@@ -23,9 +23,6 @@ from foretoken.predictor.features import build_design
 from foretoken.predictor.roofline import Columns, Target
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.link_band import hold_to_links, link_band
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., object]
 
 _PCIE = {"device": "rtx_4090", "topology": "rtx_4090_pcie"}
 _OTHER_PCIE = {"device": "rtx_pro_6000", "topology": "rtx_pro_6000_pcie"}

@@ -1,17 +1,13 @@
 """Collectives of sizes nobody measured follow sizes and collectives that were."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from predictor_fakes import Rows, base_us, columns_of, row_of
+from predictor_fakes import MakePredictor, Rows, Train, base_us, columns_of, row_of
 
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, OperatorTable
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., PredictorTrainingReport]
 
 _PLACE = {"device": "a100_sxm_80", "topology": "a100_dgx"}
 _LARGEST = 2**28

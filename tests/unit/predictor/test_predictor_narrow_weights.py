@@ -1,10 +1,8 @@
 """Weights in fewer bits than the activations, of which a device has no measurements."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, columns_of, gemm_rows
+from predictor_fakes import MakePredictor, Train, base_us, columns_of, gemm_rows
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import (
@@ -14,12 +12,8 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.domain.units import US_PER_S
 from foretoken.predictor.service import PredictorService
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., PredictorTrainingReport]
 
 _FEW, _MANY = {"m": 1, "n": 4096, "k": 4096}, {"m": 2048, "n": 4096, "k": 4096}
 _INT4 = "quant=int4_wo"

@@ -10,6 +10,7 @@ import pytest
 from predictor_fakes import (
     FakeCatalog,
     Rows,
+    Train,
     all_reduce_rows,
     base_us,
     columns_of,
@@ -47,8 +48,6 @@ from foretoken.wire.arrow import rows_to_table
 BETWEEN = {"m": 600, "n": 4096, "k": 4096}
 FAR = {"m": 65536, "n": 4096, "k": 4096}
 RMS_NORM = {"num_tokens": 64, "hidden": 4096}
-
-Train = Callable[[PredictorService], PredictorTrainingReport]
 
 
 @dataclass

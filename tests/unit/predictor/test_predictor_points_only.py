@@ -5,10 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from predictor_fakes import FakeCatalog, Rows, columns_of, gemm_rows
+from predictor_fakes import FakeCatalog, Rows, Train, columns_of, gemm_rows
 
 from foretoken.domain.measurements.estimate import DType, LatencyQuery, LatencyReply, OperatorTable
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import BoosterConfig, PredictorConfig
 from foretoken.predictor.learned_folder import LearnedFolder
 from foretoken.predictor.series import Series
@@ -19,7 +18,6 @@ from foretoken.wire.arrow import rows_to_table
 
 _BETWEEN = {"m": 600, "n": 4096, "k": 4096}
 
-Train = Callable[[PredictorService], PredictorTrainingReport]
 Open = Callable[[], PredictorService]
 
 

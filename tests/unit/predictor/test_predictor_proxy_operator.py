@@ -1,10 +1,10 @@
 """Operators nobody measured: what takes as long answers, and a backward pass by its parts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, columns_of, gemm_rows, row_of
+from predictor_fakes import MakePredictor, Rows, Train, base_us, columns_of, gemm_rows, row_of
 
 from foretoken.domain.measurements.estimate import (
     DType,
@@ -14,12 +14,7 @@ from foretoken.domain.measurements.estimate import (
     Phase,
     Provenance,
 )
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., PredictorTrainingReport]
-
 
 _POINTS = [
     {"num_tokens": num_tokens, "hidden": hidden}

@@ -1,11 +1,11 @@
 """What devices of other chips show of an engine, where nobody measured the chip asked about."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from predictor_fakes import Rows, columns_of, gemm_rows
+from predictor_fakes import MakePredictor, Rows, Train, columns_of, gemm_rows
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import (
@@ -15,7 +15,6 @@ from foretoken.domain.measurements.estimate import (
     OperatorTable,
     Provenance,
 )
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.features import Design, build_design
 from foretoken.predictor.model_set import ModelSet, Wanted
@@ -27,9 +26,6 @@ from foretoken.predictor.trainer import MIN_ROOFLINE_RATIO, train_series
 from foretoken.predictor.transfer import default_transfer
 from foretoken.predictor.transfer.relatives import Shown, apart_log, combine, own_share_of
 from foretoken.predictor.transfer.support import Support
-
-Train = Callable[..., PredictorTrainingReport]
-MakePredictor = Callable[[Rows], PredictorService]
 
 _VLLM = {"framework": "vllm", "framework_version": "0.24.0"}
 _SGLANG = {"framework": "sglang", "framework_version": "0.5.14"}

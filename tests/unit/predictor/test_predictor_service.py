@@ -1,7 +1,7 @@
 """The predictor as its callers see it."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ import pytest
 from predictor_fakes import (
     GEMM_EFFICIENCY,
     FakeCatalog,
-    Rows,
+    MakePredictor,
+    Train,
     all_reduce_rows,
     base_us,
     columns_of,
@@ -35,11 +36,7 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.domain.measurements.latency_models import TrainRequest
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., PredictorTrainingReport]
 
 MEASURED = {"m": 512, "n": 4096, "k": 4096}
 BETWEEN = {"m": 600, "n": 4096, "k": 4096}

@@ -2,12 +2,11 @@
 
 import os
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from predictor_fakes import FakeCatalog, all_reduce_rows, gemm_rows
+from predictor_fakes import FakeCatalog, Train, all_reduce_rows, gemm_rows
 
 from foretoken.domain.job import Job
 from foretoken.domain.measurements.latency_models import TrainRequest
@@ -24,7 +23,6 @@ from foretoken.wire.arrow import rows_to_table
 
 _ROWS = [*gemm_rows(), *all_reduce_rows()]
 
-Train = Callable[[PredictorService], PredictorTrainingReport]
 Item = tuple[Series, DonorPool | None]
 
 

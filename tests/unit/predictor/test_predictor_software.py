@@ -1,12 +1,12 @@
 """The engine's own software answers first; what stands in for it is wider, and named."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, columns_of, gemm_rows, row_of
+from predictor_fakes import MakePredictor, Rows, Train, base_us, columns_of, gemm_rows, row_of
 
 from foretoken.domain.errors import UnknownMeasurementError
 from foretoken.domain.measurements.estimate import (
@@ -24,9 +24,6 @@ from foretoken.predictor.software import (
     parse_software,
     software_doubt_log,
 )
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., object]
 
 _MEASURED = {"m": 512, "n": 4096, "k": 4096}
 _PRO = {"device": "rtx_pro_6000", "topology": "rtx_pro_6000_pcie"}

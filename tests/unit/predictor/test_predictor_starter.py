@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from predictor_fakes import FakeCatalog, Rows, columns_of, gemm_rows
+from predictor_fakes import FakeCatalog, MakePredictor, Rows, columns_of, gemm_rows
 from pyarrow import parquet
 
 from foretoken.domain.errors import InvalidRequestError
@@ -45,8 +45,6 @@ _POINT = {"m": 512, "n": 1024, "k": 2048}
 # µs of every call: what the starter's software measured, and what was measured here.
 _VLLM_US, _SGLANG_US = 1000.0, 1500.0
 
-MakeService = Callable[[Rows], PredictorService]
-
 
 @pytest.fixture
 def starter(tmp_path: Path) -> Path:
@@ -75,7 +73,7 @@ def starter(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def make_service(starter: Path, tmp_path: Path) -> Iterator[MakeService]:
+def make_service(starter: Path, tmp_path: Path) -> Iterator[MakePredictor]:
     """Return a function that opens a predictor over rows, with the starter behind them."""
     with ExitStack() as opened:
 
@@ -98,7 +96,7 @@ def _latency_us(reply: LatencyReply) -> float:
     return float(reply.tables[0].latency_us[0])
 
 
-def test_an_empty_catalog_answers_from_the_starter(make_service: MakeService) -> None:
+def test_an_empty_catalog_answers_from_the_starter(make_service: MakePredictor) -> None:
     """Of software that is asked for by name, and of all together; the version says so."""
     service = make_service([])
     reply = _ask(service, framework="sglang")
@@ -112,7 +110,7 @@ def test_an_empty_catalog_answers_from_the_starter(make_service: MakeService) ->
 
 
 def test_own_measurements_come_first(
-    make_service: MakeService, train: Callable[..., PredictorTrainingReport]
+    make_service: MakePredictor, train: Callable[..., PredictorTrainingReport]
 ) -> None:
     """Also where the starter has the very software that is asked for."""
     service = make_service(gemm_rows())
@@ -131,7 +129,7 @@ def test_own_measurements_come_first(
     [("pytorch", True), ("sglang 0.5.14", True), ("sglang 0.5.20", True), ("trtllm", False)],
 )
 def test_of_quite_another_software_own_measurements_come_after_its_own(
-    make_service: MakeService,
+    make_service: MakePredictor,
     train: Callable[..., PredictorTrainingReport],
     asked: str,
     is_starter: bool,
@@ -146,7 +144,7 @@ def test_of_quite_another_software_own_measurements_come_after_its_own(
 
 @pytest.mark.parametrize(("kernel", "is_starter"), [("wmma", False), ("cutlass", True)])
 def test_of_other_code_own_measurements_come_first(
-    make_service: MakeService,
+    make_service: MakePredictor,
     train: Callable[..., PredictorTrainingReport],
     kernel: str,
     is_starter: bool,

@@ -1,11 +1,10 @@
 """Bursts and what lasts: rows timed for long are learned as bursts, and asked for as they last."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, columns_of, row_of
+from predictor_fakes import MakePredictor, Rows, Train, base_us, columns_of, row_of
 
 from foretoken.domain.measurements.estimate import (
     DType,
@@ -15,9 +14,6 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.predictor.service import PredictorService
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., object]
 
 _LARGE = {"m": 8192, "n": 8192, "k": 8192}
 _SMALL = {"m": 16, "n": 1024, "k": 1024}

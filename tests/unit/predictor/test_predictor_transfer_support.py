@@ -1,10 +1,8 @@
 """What an estimate rests on where nothing like it was measured on the device asked about."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from predictor_fakes import Rows, base_us, gemm_rows, row_of
+from predictor_fakes import MakePredictor, Rows, Train, base_us, gemm_rows, row_of
 
 from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import (
@@ -15,13 +13,9 @@ from foretoken.domain.measurements.estimate import (
     Provenance,
 )
 from foretoken.domain.operators.spec.operator import find_operator
-from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.predictor.service import PredictorService
 from foretoken.predictor.transfer.efficiency_prior import default_transfer, transfer_names
 from foretoken.predictor.transfer.support import Support
-
-MakePredictor = Callable[[Rows], PredictorService]
-Train = Callable[..., PredictorTrainingReport]
 
 _MOE = Support(
     operators=("moe_experts",),
