@@ -1,8 +1,14 @@
 """A simulator that only has jobs: tests add the methods they ask."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
+from typer.testing import CliRunner, Result
+
+from foretoken.app.cli.main import app
 from foretoken.domain.job import Job, Watch
 from foretoken.domain.measurements.measurement import ArrowStream
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
@@ -26,6 +32,10 @@ from foretoken.domain.requests.training_search import (
 from foretoken.domain.results.report import ServingReport
 from foretoken.domain.results.training_report import TrainingReport
 from foretoken.jobs.runner import JobRunner
+from foretoken.simulator.servicer import register
+
+# Runs a command of the program with these words.
+Run = Callable[..., Result]
 
 
 class JobSimulator:
@@ -100,3 +110,19 @@ class JobSimulator:
 
     def watch_training_search(self, job_id: str, first: int = 0) -> Watch[StrategyFinalist]:
         raise AssertionError(job_id, first)
+
+
+@contextmanager
+def running_against(simulator: JobSimulator, home: Path) -> Iterator[Run]:
+    """Give a function that runs a command against the simulator over a real connection."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    register(server, simulator)
+    endpoint = f"simulator=127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+
+    def invoke(*words: object) -> Result:
+        root = ("--home", home, "--endpoint", endpoint)
+        return CliRunner().invoke(app, [*map(str, root), *map(str, words)])
+
+    yield invoke
+    server.stop(grace=None).wait()

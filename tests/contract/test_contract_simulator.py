@@ -9,6 +9,7 @@ import pytest
 from contract_fakes import FakeCatalog
 from contract_reach import Reach
 from contract_scenarios import SERVING, TRAINING
+from simulator_services import untrained_simulator
 
 from foretoken.client.facade import Foretoken
 from foretoken.client.services import SimulatorClient
@@ -27,29 +28,15 @@ from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.domain.requests.scenario import ServingScenario, TrainingScenario
 from foretoken.domain.requests.workload import LengthSpec, WorkloadSpec
 from foretoken.domain.results.training_report import SPAN_KINDS, TrainingReport
-from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.service import PredictorService
 from foretoken.simulator import servicer
-from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.service import SimulatorService
 from foretoken.wire.arrow import read_table
 
 
 @pytest.fixture
-def predictor(tmp_path: Path) -> Iterator[PredictorService]:
-    """Untrained: it answers from the devices' physical limits."""
-    predictor = PredictorService(PredictorConfig(state_folder=str(tmp_path / "p")), FakeCatalog())
-    predictor.open()
-    yield predictor
-    predictor.close()
-
-
-@pytest.fixture
-def service(tmp_path: Path, predictor: PredictorService) -> Iterator[SimulatorService]:
-    service = SimulatorService(SimulatorConfig(state_folder=str(tmp_path / "s")), predictor)
-    service.open()
-    yield service
-    service.close()
+def service(tmp_path: Path) -> Iterator[SimulatorService]:
+    with untrained_simulator(tmp_path, FakeCatalog()) as service:
+        yield service
 
 
 @pytest.fixture

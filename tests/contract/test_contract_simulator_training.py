@@ -7,6 +7,7 @@ import pytest
 from contract_fakes import FakeCatalog
 from contract_reach import Reach
 from contract_scenarios import TINY_MODEL
+from simulator_services import untrained_simulator
 
 from foretoken.client.facade import Foretoken
 from foretoken.client.services import SimulatorClient
@@ -20,10 +21,7 @@ from foretoken.domain.requests.training_search import (
     TrainingSearchRequest,
     TrainingSpace,
 )
-from foretoken.predictor.config import PredictorConfig
-from foretoken.predictor.service import PredictorService
 from foretoken.simulator import servicer
-from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.service import SimulatorService
 from foretoken.wire.arrow import read_table
 
@@ -47,16 +45,8 @@ _SEARCH = TrainingSearchRequest(
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatorService]:
     """One simulator for all tests; its predictor answers from the devices' physical limits."""
     folder = tmp_path_factory.mktemp("search")
-    predictor = PredictorService(PredictorConfig(state_folder=str(folder / "p")), FakeCatalog())
-    predictor.open()
-    config = SimulatorConfig(
-        state_folder=str(folder / "s"), num_search_workers=1, max_training_points=100_000
-    )
-    service = SimulatorService(config, predictor)
-    service.open()
-    yield service
-    service.close()
-    predictor.close()
+    with untrained_simulator(folder, FakeCatalog(), max_training_points=100_000) as service:
+        yield service
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,12 @@
 import csv
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
 import pytest
-from job_simulator import JobSimulator
+from job_simulator import JobSimulator, Run, running_against
 from rich.console import Console
 from search_reports import build_search, build_search_request
 from typer.testing import CliRunner, Result
@@ -32,7 +30,6 @@ from foretoken.domain.requests.search import (
     ServingSearchRequest,
     ServingSpace,
 )
-from foretoken.simulator.servicer import register
 from foretoken.wire import ipc
 
 _SCENARIO = """\
@@ -87,9 +84,6 @@ class _Simulator(JobSimulator):
         yield from self.get_serving_search_report(job_id).finalists[first:]
 
 
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def simulator(tmp_path: Path) -> Iterator[_Simulator]:
     found = _Simulator(tmp_path / "jobs")
@@ -99,18 +93,8 @@ def simulator(tmp_path: Path) -> Iterator[_Simulator]:
 
 @pytest.fixture
 def run(simulator: _Simulator, tmp_path: Path) -> Iterator[Run]:
-    """Return a function that runs a command against the simulator over a real connection."""
-    server = grpc.server(ThreadPoolExecutor(4))
-    register(server, simulator)
-    endpoint = f"simulator=127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-
-    def invoke(*words: object) -> Result:
-        root = ("--home", tmp_path / "home", "--endpoint", endpoint)
-        return CliRunner().invoke(app, [*map(str, root), *map(str, words)])
-
-    yield invoke
-    server.stop(grace=None).wait()
+    with running_against(simulator, tmp_path / "home") as run:
+        yield run
 
 
 @pytest.fixture

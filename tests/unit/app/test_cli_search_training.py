@@ -2,19 +2,15 @@
 
 import csv
 import json
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
-from job_simulator import JobSimulator
+from job_simulator import JobSimulator, Run, running_against
 from pyarrow import parquet
 from rich.console import Console
 from training_search_reports import build_placed_search, build_training_search
-from typer.testing import CliRunner, Result
 
-from foretoken.app.cli.main import app
 from foretoken.app.cli.search_training_text import describe_finalist, report_table
 from foretoken.app.scenario_file import read_training_scenario
 from foretoken.domain import schema
@@ -30,7 +26,6 @@ from foretoken.domain.requests.training_search import (
     TrainingSearchRequest,
     TrainingSpace,
 )
-from foretoken.simulator.servicer import register
 from foretoken.wire import ipc
 
 _SCENARIO = """\
@@ -74,9 +69,6 @@ class _Simulator(JobSimulator):
         yield from build_training_search().finalists[first:]
 
 
-Run = Callable[..., Result]
-
-
 @pytest.fixture
 def simulator(tmp_path: Path) -> Iterator[_Simulator]:
     found = _Simulator(tmp_path / "jobs")
@@ -86,18 +78,8 @@ def simulator(tmp_path: Path) -> Iterator[_Simulator]:
 
 @pytest.fixture
 def run(simulator: _Simulator, tmp_path: Path) -> Iterator[Run]:
-    """Return a function that runs a command against the simulator over a real connection."""
-    server = grpc.server(ThreadPoolExecutor(4))
-    register(server, simulator)
-    endpoint = f"simulator=127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-
-    def invoke(*words: object) -> Result:
-        root = ("--home", tmp_path / "home", "--endpoint", endpoint)
-        return CliRunner().invoke(app, [*map(str, root), *map(str, words)])
-
-    yield invoke
-    server.stop(grace=None).wait()
+    with running_against(simulator, tmp_path / "home") as run:
+        yield run
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from serving_fakes import RooflinePredictor, build_scenario, plain_engine
+from simulator_services import open_simulator
 
 from foretoken.domain.errors import (
     InvalidRequestError,
@@ -40,13 +41,8 @@ _REQUEST = ServingSearchRequest(
 )
 
 
-def _open(folder: Path, **settings: int | bool) -> SimulatorService:
-    config = SimulatorConfig(
-        **{"state_folder": str(folder), "num_search_workers": 1, **settings}  # type: ignore[arg-type]
-    )
-    service = SimulatorService(config, RooflinePredictor())
-    service.open()
-    return service
+def _open(folder: Path, **settings: int | bool | str) -> SimulatorService:
+    return open_simulator(folder, RooflinePredictor(), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +104,7 @@ def _open_trained(folder: Path) -> tuple[SimulatorService, RooflinePredictor]:
         version="roofline", created_at="", snapshot_hash="", num_rows=1, is_active=True
     )
     predictor = RooflinePredictor((version,))
-    config = SimulatorConfig(state_folder=str(folder), num_search_workers=1)
-    service = SimulatorService(config, predictor)
-    service.open()
-    return service, predictor
+    return open_simulator(folder, predictor), predictor
 
 
 def _count_calls(
@@ -292,9 +285,7 @@ def test_an_address_without_a_cluster_fails_the_search_with_the_setting(tmp_path
     pytest.importorskip("ray", reason="the extra `search` is not installed")
     service = _open(tmp_path)
     service.close()
-    config = SimulatorConfig(state_folder=str(tmp_path), ray_address="127.0.0.1:1")
-    away = SimulatorService(config, RooflinePredictor())
-    away.open()
+    away = _open(tmp_path, ray_address="127.0.0.1:1")
     job = away.create_serving_search(_REQUEST)
     last = list(away.watch_job(job.job_id))[-1]
     assert (JobState.FAILED, "SERVICE_UNAVAILABLE") == (last.state, last.error_reason)

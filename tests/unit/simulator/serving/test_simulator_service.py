@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from serving_fakes import RooflinePredictor, build_scenario, plain_engine
+from simulator_services import open_simulator
 
 from foretoken.domain.errors import (
     InvalidRequestError,
@@ -20,7 +21,6 @@ from foretoken.domain.measurements.latency_models import ModelVersion
 from foretoken.domain.models.architecture import find_model
 from foretoken.domain.requests.scenario import TrainingScenario
 from foretoken.domain.requests.workload import WorkloadSpec
-from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.cost.latency_surfaces import surface_spec
 from foretoken.simulator.cost.surface_cache import SurfaceCache
 from foretoken.simulator.service import SimulatorService
@@ -34,10 +34,7 @@ def _version(name: str) -> ModelVersion:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[SimulatorService]:
-    simulator = SimulatorService(
-        SimulatorConfig(state_folder=str(tmp_path / "state")), RooflinePredictor()
-    )
-    simulator.open()
+    simulator = open_simulator(tmp_path / "state", RooflinePredictor())
     yield simulator
     simulator.close()
 
@@ -73,15 +70,12 @@ def test_a_simulation_that_was_cancelled_is_asked_again(service: SimulatorServic
 
 
 def test_a_report_outlives_the_service(tmp_path: Path) -> None:
-    config = SimulatorConfig(state_folder=str(tmp_path))
-    first = SimulatorService(config, RooflinePredictor())
-    first.open()
+    first = open_simulator(tmp_path, RooflinePredictor())
     job = first.create_serving_simulation(_SCENARIO)
     list(first.watch_job(job.job_id))
     report = first.get_serving_report(job.job_id)
     first.close()
-    second = SimulatorService(config, RooflinePredictor())
-    second.open()
+    second = open_simulator(tmp_path, RooflinePredictor())
     assert second.get_serving_report(job.job_id) == report
     second.close()
 
@@ -159,9 +153,7 @@ def test_an_answer_just_had_says_which_surfaces_to_find(correction: str, num_que
 
 
 def test_a_service_that_compiles_at_its_start_answers_meanwhile(tmp_path: Path) -> None:
-    config = SimulatorConfig(state_folder=str(tmp_path), compiles_at_start=True)
-    service = SimulatorService(config, RooflinePredictor())
-    service.open()
+    service = open_simulator(tmp_path, RooflinePredictor(), compiles_at_start=True)
     job = service.create_serving_simulation(_SCENARIO)
     assert JobState.SUCCEEDED is list(service.watch_job(job.job_id))[-1].state
     service.close()

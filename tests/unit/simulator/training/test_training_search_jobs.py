@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from simulator_services import open_simulator
 from training_fakes import DEVICE, TOPOLOGY, RooflinePredictor
 
 from foretoken.domain.errors import (
@@ -27,7 +28,6 @@ from foretoken.domain.requests.training_search import (
     TrainingSpace,
 )
 from foretoken.domain.results.echo import Echo
-from foretoken.simulator.config import SimulatorConfig
 from foretoken.simulator.echo import echo_training_search
 from foretoken.simulator.search.context import InlineContext
 from foretoken.simulator.search.training.search import search_training
@@ -45,13 +45,8 @@ _SPACE = TrainingSpace(tp=(1, 2), cp=(1,), micro_batch_sizes=(1, 2), recompute=(
 _REQUEST = TrainingSearchRequest(scenario=_SCENARIO, space=_SPACE, num_finalists=3)
 
 
-def _open(folder: Path, **settings: int | bool) -> SimulatorService:
-    config = SimulatorConfig(
-        **{"state_folder": str(folder), "num_search_workers": 1, **settings}  # type: ignore[arg-type]
-    )
-    service = SimulatorService(config, RooflinePredictor())
-    service.open()
-    return service
+def _open(folder: Path, **settings: int | bool | str) -> SimulatorService:
+    return open_simulator(folder, RooflinePredictor(), **settings)
 
 
 @pytest.fixture(scope="module")
