@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
+from certificates import sign_itself
 from kubernetes_jobs import JobController
 from kubernetes_server import KubernetesServer
 
@@ -60,15 +61,7 @@ class _Catalog:
     def __init__(self, home: Path) -> None:
         self._home = home
         self.port = _free_port()
-        make = (
-            "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-            f" -keyout {home}/key.pem -out {home}/cert.pem -subj /CN=localhost"
-            " -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-        )
-        try:
-            subprocess.run(make.split(), check=True, capture_output=True)
-        except FileNotFoundError:
-            pytest.skip("openssl is not on this machine")
+        sign_itself(home)
         (home / "token").write_text("open-sesame")
         self.start()
 

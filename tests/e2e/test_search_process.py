@@ -1,15 +1,11 @@
 """A search from the command line, as a user has it: killed, begun again, and the same answer."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from search_commands import Started, finish_search, kill_in_the_middle, start_search
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -35,26 +31,10 @@ _REQUEST = {
 _MEASURED = ("wall_s", "cpu_s", "job_id")
 
 
-def _start(home: Path, *words: object) -> subprocess.Popen[str]:
+def _start(home: Path, *words: object) -> Started:
     request = home.parent / "request.json"
     request.write_text(json.dumps(_REQUEST))
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "foretoken.app", "--home", str(home), "--output", "json"),
-            *("search", "serving", "--request", str(request), *map(str, words)),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def _finish(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    output, notes = process.communicate(timeout=240)
-    assert process.returncode == 0, notes
-    return json.loads(output), notes
+    return start_search(home, "serving", "--request", request, *words)
 
 
 def _without_times(report: Any) -> Any:
@@ -71,7 +51,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
     """What a search says that nothing disturbs, and its page."""
     folder = tmp_path_factory.mktemp("undisturbed")
     page = folder / "report.html"
-    report, _ = _finish(_start(folder / "home", "--out", page))
+    report, _ = finish_search(_start(folder / "home", "--out", page))
     return report, page.read_text(encoding="utf-8")
 
 
@@ -93,21 +73,13 @@ def test_a_killed_search_goes_on_when_it_is_asked_again(
     undisturbed: tuple[dict[str, Any], str], tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
-    first = _start(home)
-    simulator = home / "simulator"
-    deadline = time.monotonic() + 200
-    while not any(path.stat().st_size for path in simulator.glob("*.finalists.jsonl")):
-        assert first.poll() is None, "it ended before anything was simulated"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.killpg(first.pid, signal.SIGKILL)
-    _, notes = first.communicate(timeout=30)
+    notes = kill_in_the_middle(_start(home), home)
     (job_id,) = (word.rstrip(";") for word in notes.split() if word.startswith("serving-search-"))
-    report, notes = _finish(_start(home))
+    report, notes = finish_search(_start(home))
     title = "llama-3.1-8b on up to 4 x h100_sxm"
     assert f"search {job_id} ({title}) goes on where it was left" in notes
     assert report["job_id"] == job_id
     expected, _ = undisturbed
     assert _without_times(report) == _without_times(expected)
-    again, _ = _finish(_start(home, "--job", job_id))
+    again, _ = finish_search(_start(home, "--job", job_id))
     assert again == report

@@ -1,7 +1,6 @@
 """A search for a training strategy from the command line: answered, interrupted, asked again."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from search_commands import Started, finish_search, kill_in_the_middle, start_search
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -29,26 +29,10 @@ _VARIED += ("--finalists", str(_NUM_FINALISTS))
 _MEASURED = ("wall_s", "cpu_s", "closed_form_s", "job_id")
 
 
-def _start(home: Path, *words: object) -> subprocess.Popen[str]:
+def _start(home: Path, *words: object) -> Started:
     scenario = home.parent / "scenario.yaml"
     scenario.write_text(_SCENARIO)
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "foretoken.app", "--home", str(home), "--output", "json"),
-            *("search", "training", str(scenario), *_VARIED, *map(str, words)),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def _finish(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    output, notes = process.communicate(timeout=240)
-    assert process.returncode == 0, notes
-    return json.loads(output), notes
+    return start_search(home, "training", scenario, *_VARIED, *words)
 
 
 def _without_times(report: dict[str, Any]) -> dict[str, Any]:
@@ -60,7 +44,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
     """What a search says that nothing disturbs, and the folder of its files."""
     folder = tmp_path_factory.mktemp("undisturbed")
     files = ("--page", folder / "report.html", "--export", folder / "strategies.jsonl")
-    report, notes = _finish(_start(folder / "home", *files))
+    report, notes = finish_search(_start(folder / "home", *files))
     assert notes.count("simulated tp") == 3
     return report, folder
 
@@ -104,35 +88,23 @@ def test_a_finalist_is_a_scenario_that_is_simulated_alike(
     assert json.loads(found.stdout)["step_time_ms"] == finalist["report"]["step_time_ms"]
 
 
-def _kill_in_the_middle(home: Path) -> str:
-    """Kill a search once it has simulated something; return its notes."""
-    process = _start(home)
-    deadline = time.monotonic() + 200
-    while not any(path.stat().st_size for path in (home / "simulator").glob("*.finalists.jsonl")):
-        assert process.poll() is None, "it ended before anything was simulated"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    return process.communicate(timeout=30)[1]
-
-
 def test_a_killed_search_goes_on_when_it_is_asked_again(
     undisturbed: tuple[dict[str, Any], Path], tmp_path: Path
 ) -> None:
     for attempt in count():
         home = tmp_path / str(attempt) / "home"
         home.parent.mkdir()
-        notes = _kill_in_the_middle(home)
+        notes = kill_in_the_middle(_start(home), home)
         (found,) = (home / "simulator").glob("*.finalists.jsonl")
         if found.read_text().count("\n") < _NUM_FINALISTS:
             break  # not the last one before the signal came, as on a busy machine
     (job_id,) = (word.rstrip(";") for word in notes.split() if word.startswith("training-search-"))
-    report, notes = _finish(_start(home))
+    report, notes = finish_search(_start(home))
     assert f"search {job_id} (tiny-llama on 4 x cpu) goes on where it was left" in notes
     assert report["job_id"] == job_id
     expected, _ = undisturbed
     assert _without_times(report) == _without_times(expected)
-    again, _ = _finish(_start(home, "--job", job_id))
+    again, _ = finish_search(_start(home, "--job", job_id))
     assert again == report
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import ssl
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from certificates import sign_itself
 from streaming_server import Behaviour, StreamingServer
 
 from foretoken.app.collect.recording import Collection, collect_run
@@ -411,17 +411,7 @@ async def _open(target: Target) -> None:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for localhost that is its own authority, with its key next to it."""
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        f" -keyout {folder}/key.pem -out {folder}/cert.pem -subj /CN=localhost"
-        " -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    )
-    try:
-        subprocess.run(command.split(), check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not on this machine")
-    return folder / "cert.pem"
+    return sign_itself(tmp_path_factory.mktemp("tls")).certificate
 
 
 def test_certificates_are_verified_unless_told_otherwise(certificate: Path) -> None:

@@ -1,13 +1,13 @@
 """How a channel is made: TLS, tokens, retries."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
+from certificates import sign_itself
 
 from foretoken.api.profiler.v1 import profiler_service_pb2 as profiler_pb2
 from foretoken.client.channel import Connection, channel_arguments
@@ -44,15 +44,7 @@ class _Servicer:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A certificate for localhost that is its own authority."""
     folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
-        f" -keyout {folder}/key.pem -out {folder}/cert.pem -subj /CN=localhost"
-        " -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
-    )
-    try:
-        subprocess.run(command.split(), check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not on this machine")
+    sign_itself(folder)
     (folder / "token").write_text("secret\n")
     return folder
 
