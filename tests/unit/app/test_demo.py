@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
+from simulator_services import open_simulator
 
+from foretoken.app.cli.demo import show_outcome
+from foretoken.app.cli.state import CliState
+from foretoken.app.config import AppConfig
 from foretoken.app.demo import OPERATORS, run_demo
 from foretoken.client.facade import Foretoken
 from foretoken.domain.job import Job
@@ -16,8 +21,6 @@ from foretoken.domain.measurements.profiling import ProfileReport, ProfileReques
 from foretoken.domain.results.report import PredictorTrainingReport
 from foretoken.jobs.runner import JobRunner
 from foretoken.jobs.service import RunsJobs
-from foretoken.simulator.config import SimulatorConfig
-from foretoken.simulator.service import SimulatorService
 
 
 class _Profiler(RunsJobs):
@@ -80,22 +83,25 @@ def _silent(_title: str) -> Iterator[Callable[[Job], None]]:
     yield lambda _job: None
 
 
-def test_the_demo_profiles_every_operator_it_simulates(tmp_path: Path) -> None:
+def test_the_demo_profiles_every_operator_it_simulates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says so where too few points were timed to hold any out of training."""
     jobs = JobRunner(tmp_path / "jobs")
     jobs.open()
     profiler, predictor = _Profiler(jobs), _Predictor(jobs)
-    simulator = SimulatorService(
-        SimulatorConfig(state_folder=str(tmp_path / "simulator")),
-        predictor,  # type: ignore[arg-type]
-    )
-    simulator.open()
+    simulator = open_simulator(tmp_path / "simulator", predictor)  # type: ignore[arg-type]
     foretoken = Foretoken(
         profiler=profiler,
         predictor=predictor,  # type: ignore[arg-type]
         simulator=simulator,
     )
-    run_demo(foretoken, _silent)
+    outcome = run_demo(foretoken, _silent)
     simulator.close()
     jobs.close()
     assert set(OPERATORS) == predictor.asked.operators
     assert [OPERATORS] == [request.operators for request in profiler.requests]
+    show_outcome(CliState(config=AppConfig()), outcome)
+    shown = capsys.readouterr()
+    assert "too few to hold some out" in shown.err
+    assert "mean error" not in shown.out

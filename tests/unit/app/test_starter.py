@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from foretoken.app.cli.main import app
 from foretoken.app.config import AppConfig, EndpointsConfig
+from foretoken.app.demo_questions import DEPLOYMENT
 from foretoken.app.installed_runs import STARTER_RUNS, list_installed_runs
 from foretoken.app.starter import describe_starter, tell_once, with_starter
 from foretoken.domain.frameworks.engine import DEFAULT_PROFILE, find_engine
@@ -184,3 +185,12 @@ def test_measured_runs_are_found_by_what_they_are_like() -> None:
     )
     assert f"{found.output_tps_per_gpu:,.0f} tokens/s per GPU" in found.describe()
     assert find_nearest([item for item in runs if item.device == "b200"], asked) is None
+
+
+def test_the_demo_asks_about_lengths_at_which_the_starter_has_measured_runs() -> None:
+    asked = DEPLOYMENT.scenario
+    lengths = (asked.workload.prefill.mean, asked.workload.decode.mean)
+    runs = list_installed_runs(ArtifactShelf(), str(_DATA))
+    assert (asked.model.name, asked.device, *lengths) in {
+        (run.model, run.device, run.input_tokens, run.output_tokens) for run in runs
+    }

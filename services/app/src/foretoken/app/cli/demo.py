@@ -9,7 +9,6 @@ from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
-from rich.table import Table
 
 from foretoken.app.cli.output_file import page_option
 from foretoken.app.cli.predictor import estimate_table
@@ -25,7 +24,13 @@ from foretoken.app.cli.state import (
 )
 from foretoken.app.config import SERVICES
 from foretoken.app.demo import DemoOutcome, ServiceProcesses, run_demo
-from foretoken.app.demo_questions import DemoAnswers, ask_questions
+from foretoken.app.demo_questions import (
+    DEPLOYMENT_TITLE,
+    GEMM_DEVICE,
+    STEP_TITLE,
+    DemoAnswers,
+    ask_questions,
+)
 from foretoken.app.installed_runs import list_installed_runs, show_nearest
 
 # Layouts that are printed of the search.
@@ -62,18 +67,18 @@ def demo(
         ):
             outcome = run_demo(services.foretoken(*SERVICES), show_progress)
         note("all services stopped")
-    _show_outcome(state, outcome)
+    show_outcome(state, outcome)
     sections = [*result_sections(*outcome.serving), *result_sections(outcome.training_step)]
     if answers is not None:
         asked = [*result_sections(answers.deployments), *result_sections(answers.step)]
         sections = [*asked, *sections]
     page = render_page("Foretoken demo", sections)
     report.write_text(page, encoding="utf-8")
-    note(f"page with pictures: {report.resolve()}")
+    note(f"page with pictures: {report.resolve().as_uri()}; ask questions of yours: foretoken ui")
     note(f"done in {time.monotonic() - started:.0f} s")
 
 
-def _show_outcome(state: CliState, outcome: DemoOutcome) -> None:
+def show_outcome(state: CliState, outcome: DemoOutcome) -> None:
     """Print what this CPU was measured and predicted to take."""
     estimate = outcome.estimate
     note(
@@ -86,7 +91,7 @@ def _show_outcome(state: CliState, outcome: DemoOutcome) -> None:
             f"{num_flagged} of {outcome.profile.num_measured} points were timed while other work"
             " disturbed this machine and are not trained on: a quiet one predicts better"
         )
-    state.print_object(outcome, lambda: _accuracy_table(outcome))
+    _show_accuracy(state, outcome)
     if not state.is_data:
         shown = outcome.serving[::2]
         state.print_object(
@@ -111,30 +116,31 @@ def _ask(state: CliState, home: Path) -> DemoAnswers:
         runs = list_installed_runs(services.catalog, asking.config.starter)
     answers = replace(answers, deployments=show_nearest(answers.deployments, runs))
     if not state.is_data:
-        title = "Llama 3.1 8B on up to 8 x H200, TTFT 2 s, TPOT 30 ms"
         state.print_object(
             answers.deployments,
-            lambda: report_table(title, answers.deployments, _NUM_LAYOUTS),
+            lambda: report_table(DEPLOYMENT_TITLE, answers.deployments, _NUM_LAYOUTS),
             answers.deployments.echo,
         )
         state.print_object(
             answers.step,
-            lambda: training_table("Llama 3 70B on 1,024 H100", answers.step),
+            lambda: training_table(STEP_TITLE, answers.step),
             answers.step.echo,
         )
-        state.print_object(answers.gemm, lambda: estimate_table("gemm", "h200_sxm", answers.gemm))
+        state.print_object(answers.gemm, lambda: estimate_table("gemm", GEMM_DEVICE, answers.gemm))
     note(f"three answers in {time.monotonic() - started:.0f} s; now the same on this machine")
     return answers
 
 
-def _accuracy_table(outcome: DemoOutcome) -> Table:
-    title = (
-        f"Profiled {outcome.profile.num_measured} points in {outcome.profile.wall_s:.0f} s;"
-        f" error on sizes held out of training"
-    )
-    return item_table(
-        title,
-        [entry for entry in outcome.training.operators if entry.num_held_out],
+def _show_accuracy(state: CliState, outcome: DemoOutcome) -> None:
+    """Print the errors on sizes held out of training; a busy machine times too few to hold any."""
+    profiled = f"Profiled {outcome.profile.num_measured} points in {outcome.profile.wall_s:.0f} s"
+    held_out = [entry for entry in outcome.training.operators if entry.num_held_out]
+    if not (held_out or state.is_data):
+        note(f"{profiled}: too few to hold some out of training and say the error")
+        return
+    accuracy = item_table(
+        f"{profiled}; error on sizes held out of training",
+        held_out,
         {
             "operator": "operator",
             "rows": "num_rows",
@@ -142,6 +148,7 @@ def _accuracy_table(outcome: DemoOutcome) -> Table:
             "inside 90 % interval": lambda entry: f"{entry.interval_coverage_ratio:.1%}",
         },
     )
+    state.print_object(outcome, lambda: accuracy)
 
 
 def _stop(_signal_number: int, _frame: FrameType | None) -> NoReturn:
