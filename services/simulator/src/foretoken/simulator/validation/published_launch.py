@@ -8,6 +8,7 @@ from typing import Any
 from foretoken.domain import schema
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.plugins import scan_yaml
+from foretoken.domain.requests.layout import ParallelLayout
 from foretoken.simulator.validation.published_run import INFERENCE_MAX_SHORTEST_RATIO, PublishedRun
 
 # Requests for each one that runs at a time. The first of them come at once and wait for each other,
@@ -117,9 +118,48 @@ class DevelopmentLaunch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PoolLaunch:
+    """How the replicas of a pool were started: 0 and nothing leave it to the run's row."""
+
+    layout: ParallelLayout | None = None
+    max_num_seqs: int = 0
+    step_tokens: int = 0
+    memory_ratio: float = 0.0
+    rules: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DisaggregatedLaunch:
+    """How both pools of a disaggregated run were started; see the head of the file.
+
+    `profile` and `framework` are the engine's and its tables' (empty: its own, then others'),
+    `experts_kernel` is what runs experts, `moe_routing` how tables spread tokens over these (empty:
+    as was counted of the model).
+    """
+
+    source: str
+    engine: str
+    model: str
+    precision: str
+    device: str
+    input_tokens: int
+    profile: str
+    quantization: str
+    kv_dtype: DType
+    prefill: PoolLaunch
+    decode: PoolLaunch
+    concurrencies: tuple[int, ...] = ()
+    num_decode: int = 0
+    framework: str = ""
+    experts_kernel: str = ""
+    moe_routing: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Launches:
     published: tuple[_Entry, ...]
     development: tuple[DevelopmentLaunch, ...]
+    disaggregated: tuple[DisaggregatedLaunch, ...]
 
 
 def find_launch(run: PublishedRun) -> PublishedLaunch:
@@ -136,6 +176,11 @@ def find_launch(run: PublishedRun) -> PublishedLaunch:
 def development_launches() -> Mapping[tuple[str, str], DevelopmentLaunch]:
     """Return the launches of the development rows, by engine and model as these name it."""
     return {(one.engine, one.model): one for one in _launches().development}
+
+
+def disaggregated_launches() -> tuple[DisaggregatedLaunch, ...]:
+    """Return the launches of disaggregated runs; the first whose conditions hold is a run's."""
+    return _launches().disaggregated
 
 
 def _settings(entry: _Entry, run: PublishedRun) -> dict[str, Any]:
