@@ -35,6 +35,21 @@ def test_nothing_runs_again_without_recomputation() -> None:
     assert graph.plan.saved == list_saved(graph.forward, memory_scenario())
 
 
+@pytest.mark.parametrize(("dtype", "num_kept"), [(DType.BF16, 0), (DType.FP8, 1)])
+def test_in_8_bit_attention_keeps_its_output_unless_it_runs_again(
+    dtype: DType, num_kept: int
+) -> None:
+    """The projection after it keeps a copy in 8 bit."""
+    plan = _plan(dtype=dtype)
+    again = _plan(dtype=dtype, recompute="selective", recompute_modules=("core_attention",))
+    outputs = [
+        [tensor for tensor in found.saved if tensor.role == tensor.producer]
+        for found in (plan, again)
+    ]
+    assert [num_kept, 0] == list(map(len, outputs))
+    assert all(tensor.num_bytes == 2 * 1024 * 2048 for tensor in outputs[0])
+
+
 @settings(max_examples=20)
 @given(
     st.sampled_from(("llama-3.2-1b", "gpt-neox-20b", "mixtral-8x7b", "deepseek-v3")),

@@ -16,6 +16,7 @@ from foretoken.domain.lowering.options import Nodes
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.operators.spec.operator import find_operator
 from foretoken.domain.requests.scenario import TrainingScenario
+from foretoken.simulator.steps.held.tensor_size import written_bytes
 
 # Roles that read what an earlier operator of the layer has saved already, the nearest first.
 _SHARED_INPUTS: Mapping[str, tuple[str, ...]] = {
@@ -78,7 +79,7 @@ def _list(
             producer = node.role
             continue
         num_bytes = 0 if is_shared else _input_bytes(node, roles, scenario, trainer)
-        num_bytes += _extra_bytes(node, roles, trainer)
+        num_bytes += _extra_bytes(node, trainer)
         seen.add((node.role, layers))
         if num_bytes:
             yield SavedTensor(
@@ -88,7 +89,27 @@ def _list(
                 num_bytes=num_bytes,
                 layers=layers,
             )
+        if node.operator in _ATTENTION and _keeps_output(node, roles):
+            yield SavedTensor(
+                role=node.role,
+                producer=node.role,
+                section=node.section,
+                num_bytes=int(written_bytes(node)),
+                layers=layers,
+            )
         producer = node.role
+
+
+def _keeps_output(node: OperatorNode, roles: set[str]) -> bool:
+    """Tell whether attention keeps its output, since the projection keeps another tensor.
+
+    That is what came back by an exchange, or a copy in 8 bit. Source: Transformer Engine 2,
+    `pytorch/attention/dot_product_attention/backends.py` (FusedAttnFunc) and
+    `pytorch/module/linear.py`.
+    """
+    if "_ring_" in node.role:
+        return False
+    return f"{node.role}_output_all_to_all" in roles or "attn_out_proj_quantize" in roles
 
 
 def _value_inputs(node: OperatorNode, roles: set[str]) -> Iterator[SavedTensor]:
@@ -160,8 +181,8 @@ def _loss_bytes(node: OperatorNode, trainer: TrainerProfile) -> int:
     return int(dtype.bytes_of(elements))
 
 
-def _extra_bytes(node: OperatorNode, roles: set[str], trainer: TrainerProfile) -> int:
-    """Return the bytes kept besides the input: statistics, masks, an output laid out twice."""
+def _extra_bytes(node: OperatorNode, trainer: TrainerProfile) -> int:
+    """Return the bytes kept besides the input: statistics and masks."""
     dims, num_bytes = node.dims, 0
     if node.operator in _NORMS:
         num_values = 2 if node.operator == "layer_norm" else 1
@@ -169,10 +190,6 @@ def _extra_bytes(node: OperatorNode, roles: set[str], trainer: TrainerProfile) -
     if node.operator in _ATTENTION and "_ring_" not in node.role:
         # The logarithm of the sum of exponents of every query and head.
         num_bytes += int(DType.FP32.bytes_of(dims["q_tokens"] * dims["num_heads"]))
-        if f"{node.role}_output_all_to_all" in roles:
-            # The output by heads is kept next to the exchanged one, the projection's input.
-            width = dims.get("head_dim", dims.get("v_head_dim", 0))
-            num_bytes += int(node.dtype.bytes_of(dims["q_tokens"] * dims["num_heads"] * width))
     if node.operator == "residual_add" and trainer.has_dropout and trainer.fuses_residual:
         # A byte for each element that may have been dropped.
         num_bytes += int(dims["num_tokens"] * dims["hidden"])
