@@ -19,6 +19,7 @@ from typing import Any
 
 from operator_tables import STARTER, WHOLE, open_tables
 from training_goals import JudgedStep, write_goals
+from training_rows import narrow_weight_rules
 
 from foretoken.app.scenario_file import build_training_scenario
 from foretoken.domain.measurements.estimate import DType
@@ -89,11 +90,9 @@ def _build(
         "global_batch_size": run["batch"],
         "layout": {**layout, "dp": run["devices"] // split},
     }
-    rules = dict(content["trainer"]["rules"])
     if dtype is DType.FP8:
-        # NVIDIA/NeMo and Megatron-Bridge, as in bench_training_steps.py.
-        rules["keeps_narrow_weights"] = "true"
-    content["trainer"] = {**content["trainer"], "rules": rules}
+        rules = {**content["trainer"]["rules"], **narrow_weight_rules(content["device"])}
+        content["trainer"] = {**content["trainer"], "rules": rules}
     scenario = build_training_scenario(content, {"name": source}, _ROWS)
     if "layers" not in run:
         return scenario

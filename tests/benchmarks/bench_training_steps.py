@@ -24,6 +24,7 @@ from pathlib import Path
 
 from operator_tables import STARTER, WHOLE, open_tables
 from training_goals import JudgedStep, write_goals
+from training_rows import narrow_weight_rules
 
 from foretoken.client.facade import Foretoken
 from foretoken.domain.frameworks.trainer import TrainerSpec
@@ -169,13 +170,13 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
     rules = json.loads(line["rules"] or "{}")
     for start, sourced in _SOURCED_RULES.items():
         rules.update(sourced if line["id"].startswith(start) else {})
-    # NVIDIA/NeMo, collections/llm/recipes/precision/mixed_precision.py (fp8_params), and
-    # NVIDIA-NeMo/Megatron-Bridge, training/mixed_precision.py (fp8_param_gather): on where FP8 is
-    # scaled by tensor. With mxfp8 parameters are gathered in bf16 (docs/training/
+    # With mxfp8 parameters are gathered in bf16 (Megatron-Bridge, docs/training/
     # moe-optimization.md).
     if line["trainer"] == "megatron-core" and "mxfp8" not in line["id"]:
-        rules["keeps_narrow_weights"] = "true"
+        rules = {**narrow_weight_rules(line["device"]), **rules}
     number = {name: int(line[name]) for name in ("tp", "pp", "vpp", "cp", "dp", "ep", "zero")}
+    modules = tuple(filter(None, line["recompute_modules"].split("+")))
+    modules = ("core_attention",) if line["id"].startswith(_ATTENDING_AGAIN) else modules
     is_interleaved = number["vpp"] > 1
     return TrainingScenario(
         name=line["id"],
@@ -191,8 +192,8 @@ def _scenario(line: Mapping[str, str]) -> TrainingScenario | None:
         sequence_length=int(line["seq"]),
         zero_stage=number["zero"],
         sequence_parallel=number["tp"] > 1,
-        recompute=line["recompute"],
-        recompute_modules=tuple(filter(None, line["recompute_modules"].split("+"))),
+        recompute="selective" if modules else line["recompute"],
+        recompute_modules=modules,
         pipeline_schedule="interleaved" if is_interleaved else "one_f_one_b",
         virtual_stages=number["vpp"],
         trainer=TrainerSpec(profile=line["trainer"], rules=rules),
@@ -286,6 +287,9 @@ _NETWORKS = {
 _DROPPING = "pai-qwen30"
 # The same recipe does not split experts over tensor parallelism.
 _WHOLE_EXPERTS = "mem-moonlight"
+# Its baseline runs attention again: NVIDIA-NeMo/Megatron-Bridge, skills/
+# nemo-mbridge-perf-activation-recompute/SKILL.md, column recompute_modules.
+_ATTENDING_AGAIN = "mem-llama70b-sft"
 
 
 # Models of which there are no presets. Source: config.json of hpcai-tech/grok-1 and of

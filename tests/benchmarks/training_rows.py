@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretoken.domain.frameworks.trainer import TrainerSpec
+from foretoken.domain.hardware.device import find_device
 from foretoken.domain.measurements.estimate import DType
 from foretoken.domain.models.architecture import MlaSpec, ModelArchitecture, MoeSpec
 from foretoken.domain.requests.layout import ParallelLayout
@@ -46,6 +47,18 @@ def read_steps(folder: Path) -> Iterator[PublishedStep]:
         reader = next((read for key, read in _READERS.items() if key in row["source"]), None)
         if reader is not None:
             yield from reader(row, geometry)
+
+
+def narrow_weight_rules(device: str) -> Mapping[str, str]:
+    """Return what NVIDIA's recipes of FP8 scaled by tensor keep of weights, as rules of a trainer.
+
+    Source: NVIDIA/NeMo, collections/llm/recipes/precision/mixed_precision.py (fp8_params), and
+    NVIDIA-NeMo/Megatron-Bridge, training/mixed_precision.py (fp8_param_gather). B200's and GB200's
+    products read either layout, so that no transposed copy is made: Transformer Engine,
+    pytorch/utils.py (is_non_tn_fp8_gemm_supported).
+    """
+    has_copies = find_device(device).architecture != "blackwell"
+    return {"keeps_narrow_weights": "true", "caches_weight_copies": str(has_copies).lower()}
 
 
 def _read(path: Path) -> Iterator[Row]:
