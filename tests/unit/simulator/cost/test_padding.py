@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from foretoken.domain.frameworks.engine import find_engine
+from foretoken.domain.frameworks.engine import EngineSpec, find_engine
 from foretoken.simulator.cost.padding import graph_rule, padded_tokens
 
 
@@ -26,3 +27,17 @@ def test_an_engine_pads_as_its_graphs_say() -> None:
     vllm, plain = graph_rule(find_engine("vllm-0.19")), graph_rule(find_engine("plain"))
     assert (vllm.is_full, vllm.pads_decodes, vllm.pads_mixed) == (True, True, True)
     assert (plain.sizes, plain.largest, plain.pads_decodes) == ((), 0, False)
+
+
+@pytest.mark.parametrize(
+    ("pads", "sizes", "captured"),
+    [("true", (4, 24), [1, 4, 5, 24]), ("false", (), [4, 24])],
+)
+def test_without_padding_only_the_captured_sizes_have_a_graph(
+    pads: str, sizes: tuple[int, ...], captured: list[int]
+) -> None:
+    rules = {"graph_mode": "full", "graph_capture_sizes": "[4, 24]", "pads_to_graphs": pads}
+    graphs = graph_rule(EngineSpec(profile="plain", rules=rules).resolve())
+    counts = np.array([1, 4, 5, 24, 25])
+    assert (graphs.decode_sizes, graphs.mixed_sizes) == (sizes, ())
+    assert counts[graphs.captures(counts)].tolist() == captured

@@ -182,3 +182,16 @@ def test_rows_that_predictions_were_developed_on_have_a_launch_each() -> None:
     deepseek = launches["trtllm", "DeepSeek-V3"]
     sizes = {"concurrency": 8, "max_num_seqs": 64, "input_tokens": 8192}
     assert (8320, 0.8) == (deepseek.step_tokens.limit(sizes), deepseek.shortest_ratio)
+
+
+@pytest.mark.parametrize(
+    ("day", "is_of_inference_max", "pads"),
+    [("2026-03-07", False, True), ("2026-03-17", False, False), ("2026-03-17", True, True)],
+)
+def test_the_generator_of_march_2026_left_batches_between_sizes_without_a_graph(
+    day: str, is_of_inference_max: bool, pads: bool
+) -> None:
+    run = replace(_RUN, version="1.3.0rc1", day=day, is_of_inference_max=is_of_inference_max)
+    engine = scenario_of_published(run).engine.resolve()
+    assert pads is engine.pads_to_graphs
+    assert (engine.graph_capture_sizes == (1, 2, 4, 8, 16, 32, 64, 128, 256)) is not pads

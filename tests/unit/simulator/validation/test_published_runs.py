@@ -63,6 +63,17 @@ def test_ranks_of_experts_are_no_replicas_of_attention_under_vllm() -> None:
     assert (1, 4, 4) == (other.tp, other.dp, other.ep)
 
 
+def test_ranks_may_split_experts_both_ways() -> None:
+    """Eight GPUs by two and four, but where an export has all eight twice, and 64 altogether."""
+    row = "g_c96_,trtllm,1.3.0rc1,m,b200_sxm,agg,4000,1000,nvfp4,nvfp4,12,8,1,,2,4,531,89"
+    (run,) = read_published(f"{_COLUMNS}\n{row}".encode())
+    assert (8, 1, 4, 8) == (run.tp, run.dp, run.ep, run.num_devices)
+    header, source = f"{_COLUMNS},silicon_data_source", "source_file=2026-04-06.csv"
+    exported = row.replace("12,8,1,,2,4", "12,64,1,,8,8")
+    (run,) = read_published(f"{header}\n{exported},{source}".encode())
+    assert (8, 1, 8) == (run.tp, run.dp, run.ep)
+
+
 def test_runs_that_may_have_drafted_tokens_are_left_out() -> None:
     """An export without drafts tells which of another's figures were measured without them."""
     row = "g_c4_,trtllm,1.1.0,deepseek-ai/DeepSeek-R1,h200_sxm,agg,1024,1024,fp8,fp8,4,8,1,1,1,8"

@@ -69,14 +69,15 @@ class EngineProfile:
     `sparse_kv_dtypes`, by the device's architecture.
 
     Steps: with `has_async_scheduling` a step is scheduled while the one before it runs. Batches of
-    `graph_capture_sizes` tokens were captured: a smaller one is padded to the next (`full` where
-    every request decodes, `piecewise` around the attention; `graph_mode` names those in use,
-    joined by a plus sign, or `none`), up to `graph_tokens_per_seq` tokens for each of
-    `max_num_seqs` (0: all of them), and so many, too, with `captures_largest` where a size is
-    larger. The residual addition runs inside the norm kernel with `fuses_add_norm`, both inside the
-    all-reduce before it with `fuses_all_reduce_norm`, where `frameworks/all_reduce_norm.py` says
-    so. With `fuses_static_quantize` attention with a cache in FP8 and the activation of a gated MLP
-    write in FP8 what a product with a known scale reads.
+    `graph_capture_sizes` tokens were captured: a smaller one is padded to the next, without
+    `pads_to_graphs` it runs outside a graph (`full` where every request decodes, `piecewise` around
+    the attention; `graph_mode` names those in use, joined by a plus sign, or `none`), up to
+    `graph_tokens_per_seq` tokens for each of `max_num_seqs` (0: all of them), and so many, too,
+    with `captures_largest` where a size is larger. The residual addition runs inside the norm
+    kernel with `fuses_add_norm`, both inside the all-reduce before it with `fuses_all_reduce_norm`,
+    where `frameworks/all_reduce_norm.py` says so. With `fuses_static_quantize` attention with a
+    cache in FP8 and the activation of a gated MLP write in FP8 what a product with a known scale
+    reads.
 
     Experts: those in blocks of FP8 are padded by `expert_block_rows` less one on Hopper, or run in
     `expert_block_kernel` where ranks split them. Engines in lock step hand tokens to them by
@@ -153,6 +154,7 @@ class EngineProfile:
     graph_capture_sizes: tuple[int, ...] = ()
     graph_tokens_per_seq: int = 0
     captures_largest: bool = False
+    pads_to_graphs: bool = True
     fuses_add_norm: bool = True
     fuses_all_reduce_norm: bool = False
     fuses_static_quantize: bool = False

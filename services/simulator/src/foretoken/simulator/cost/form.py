@@ -76,12 +76,8 @@ class SurfaceForm:
     ) -> None:
         self._spec, self._ranks = spec, ranks
         limits, graphs = spec.limits, spec.graphs
-        self._decode_tokens = padded_tokens(
-            limits.num_tokens, graphs.sizes if graphs.pads_decodes else ()
-        )
-        self._mixed_tokens = padded_tokens(
-            limits.num_tokens, graphs.sizes if graphs.pads_mixed else ()
-        )
+        self._decode_tokens = padded_tokens(limits.num_tokens, graphs.decode_sizes)
+        self._mixed_tokens = padded_tokens(limits.num_tokens, graphs.mixed_sizes)
         chosen = dict(axes) if axes is not None else self._all_axes()
         self._mixed_axes = chosen.pop("mixed", family.mixed_axes(limits))
         self._axes = chosen
@@ -261,7 +257,7 @@ class SurfaceForm:
         return [*nodes, *self._encoder]
 
     def _substitute(self, node: OperatorNode) -> Substitute:
-        is_captured = self._axes["tokens"][0] <= self._spec.graphs.largest
+        is_captured = self._spec.graphs.captures(self._axes["tokens"][0])
         return Substitute(node, self._spec, is_captured)
 
     def _mixed_surface(self, answers: Answers, groups: Sequence[str]) -> Surface:
@@ -308,13 +304,11 @@ class SurfaceForm:
         pieces_us = spec.piece_us * layers[:, None]
         floor_us = np.repeat(launches_us[:, None, None], 2, axis=1)
         floor_us = floor_us * np.ones(limits.num_tokens + 1)
-        captured = spec.graphs.largest + 1
+        captured = spec.graphs.captures(np.arange(limits.num_tokens + 1))
         if spec.graphs.pads_decodes:
-            floor_us[:, 0, :captured] = (
-                spec.launches.launch_us if spec.graphs.is_full else pieces_us
-            )
+            floor_us[:, 0, captured] = spec.launches.launch_us if spec.graphs.is_full else pieces_us
         if spec.graphs.pads_mixed:
-            floor_us[:, 1, :captured] = pieces_us
+            floor_us[:, 1, captured] = pieces_us
         return floor_us * self._parts_of(np.arange(limits.num_tokens + 1))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.domain.frameworks.engine import EngineProfile
-from foretoken.simulator.grid import Ints
+from foretoken.simulator.grid import Flags, Ints
 
 # GEMM kernels compute whole tiles of rows, so a count costs as much as the next multiple: (token
 # counts up to, rounded up to a multiple of). Tensor cores multiply 16 rows at once, and published
@@ -18,11 +18,13 @@ _TILES = ((64, 1), (2048, 16), (8192, 64), (2**62, 256))
 class GraphRule:
     """Batches of `sizes` tokens were captured, for steps that only decode, for others, or both.
 
-    With `is_full` those that only decode were captured whole, attention included.
+    With `is_full` those that only decode were captured whole, attention included. Steps of other
+    sizes are padded to the next, or with `is_exact` run outside a graph.
     """
 
     sizes: tuple[int, ...] = ()
     is_full: bool = False
+    is_exact: bool = False
     pads_decodes: bool = False
     pads_mixed: bool = False
 
@@ -31,6 +33,20 @@ class GraphRule:
         """The largest captured batch."""
         return self.sizes[-1] if self.sizes else 0
 
+    @property
+    def decode_sizes(self) -> tuple[int, ...]:
+        """The sizes that steps which only decode are padded to."""
+        return self.sizes if self.pads_decodes and not self.is_exact else ()
+
+    @property
+    def mixed_sizes(self) -> tuple[int, ...]:
+        """The sizes that steps with prompts are padded to."""
+        return self.sizes if self.pads_mixed and not self.is_exact else ()
+
+    def captures(self, num_tokens: Ints) -> Flags:
+        """Return which steps of so many tokens, before padding or after, have a graph."""
+        return np.isin(num_tokens, self.sizes) if self.is_exact else num_tokens <= self.largest
+
 
 def graph_rule(engine: EngineProfile) -> GraphRule:
     """Return the rule of an engine; without graphs no size counts."""
@@ -38,6 +54,7 @@ def graph_rule(engine: EngineProfile) -> GraphRule:
     return GraphRule(
         sizes=tuple(sorted(engine.graph_capture_sizes)) if modes != ["none"] else (),
         is_full="full" in modes,
+        is_exact=not engine.pads_to_graphs,
         pads_decodes="full" in modes or "piecewise" in modes,
         pads_mixed="piecewise" in modes,
     )

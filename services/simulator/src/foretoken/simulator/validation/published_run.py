@@ -130,6 +130,10 @@ def _source_of(row: Mapping[str, str]) -> str:
     return row.get("silicon_data_source") or ""
 
 
+def _is_of_inference_max(row: Mapping[str, str]) -> bool:
+    return _OF_INFERENCE_MAX.match(_source_of(row)) is not None
+
+
 def _may_draft(row: Mapping[str, str], run: PublishedRun) -> bool:
     """Whether a run's settings were run with drafted tokens, too, and the row does not say so."""
     return (
@@ -155,7 +159,7 @@ def _read_rows(rows: Iterable[Mapping[str, str]]) -> Iterator[PublishedRun]:
             output_tokens=_read_count(row["osl"]),
             ttft_ms=float(row["silicon_ttft_ms"]),
             tpot_ms=float(row["silicon_tpot_ms"]),
-            is_of_inference_max=_OF_INFERENCE_MAX.match(_source_of(row)) is not None,
+            is_of_inference_max=_is_of_inference_max(row),
             day=_read_day(row),
         )
 
@@ -169,10 +173,14 @@ def _read_layout(row: Mapping[str, str]) -> dict[str, int]:
     """Return the degrees: experts lie on the tp ranks, and attention replicas share them.
 
     Of vLLM's runs some rows have the ranks that hold experts once more as replicas of attention,
-    which no script starts: sixteen of them would not be on a machine of eight.
+    which no script starts: sixteen of them would not be on a machine of eight. InferenceMAX's
+    exports have degrees of experts that are both all ranks; elsewhere ranks are their product
+    (AIConfigurator 0.7, generator/rule_plugin/trtllm.rule).
     """
-    ep = _read_count(row["moe_ep_size"])
-    tp = max(_read_count(row["tp_size"]) if ep == 1 else ep, _read_count(row["moe_tp_size"]))
+    ep, moe_tp = _read_count(row["moe_ep_size"]), _read_count(row["moe_tp_size"])
+    tp = max(_read_count(row["tp_size"]) if ep == 1 else ep, moe_tp)
+    if ep * moe_tp == _read_count(row["tp_size"]) and not _is_of_inference_max(row):
+        tp = ep * moe_tp
     dp = _read_count(row["attention_dp_size"])
     pp = _read_count(row["pp_size"])
     if row["backend"] == "vllm" and dp > 1 and ep == dp * dp:

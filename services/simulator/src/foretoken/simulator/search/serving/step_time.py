@@ -81,8 +81,8 @@ class StepTimes:
         most = spec.limits.num_tokens
         graphs = spec.graphs
         self._padded: tuple[Ints, Ints] = (
-            padded_tokens(most, graphs.sizes if graphs.pads_decodes else ()),
-            padded_tokens(most, graphs.sizes if graphs.pads_mixed else ()),
+            padded_tokens(most, graphs.decode_sizes),
+            padded_tokens(most, graphs.mixed_sizes),
         )
         self._values = {
             name: self._variants(getattr(surfaces, name))
@@ -319,7 +319,6 @@ def _token_counts(spec: SurfaceSpec, batches: Ints) -> Ints:
     """Return token counts that cost what they cost by themselves, not by interpolation."""
     most = spec.limits.num_tokens
     whole = np.union1d(spaced_integers(1, most, _TOKENS_PER_OCTAVE), np.minimum(batches, most))
-    counts = [padded_tokens(most, ())[whole]]
-    if spec.graphs.pads_decodes or spec.graphs.pads_mixed:
-        counts.append(padded_tokens(most, spec.graphs.sizes)[whole])
+    ways = ((), spec.graphs.decode_sizes, spec.graphs.mixed_sizes)
+    counts = [padded_tokens(most, sizes)[whole] for sizes in dict.fromkeys(ways)]
     return np.unique(np.concatenate(counts))
