@@ -265,11 +265,12 @@ profile-h200: profile-gpu ## the same on an H200 (DEVICE=h100_sxm and others wor
 proto: setup ## make the committed stubs anew from proto/
 	$(BIN)/python proto/generate.py
 
-# The wheel of NVIDIA's tables, if it is at hand; else pip downloads it.
+# The wheel of NVIDIA's tables, and that of before, if they are at hand; else pip downloads them.
 WHEEL ?=
+OLDER ?=
 .PHONY: starter
 starter: setup ## make starter/'s measurements anew from NVIDIA's WHEEL (minutes); starter-prior makes what is learned from them
-	$(BIN)/python starter/make_starter.py $(if $(WHEEL),--wheel $(WHEEL))
+	$(BIN)/python starter/make_starter.py $(if $(WHEEL),--wheel $(WHEEL)) $(if $(OLDER),--older $(OLDER))
 
 .PHONY: starter-prior
 starter-prior: setup ## learn starter/'s typical efficiencies and tunings anew, as a new revision of features or of training asks for (ten CPU minutes)

@@ -1,10 +1,11 @@
 # ruff: noqa: T201 - a program
-"""Make the starter's dataset from NVIDIA's wheel: `python starter/make_starter.py --wheel FILE`.
+"""Make the starter's dataset from NVIDIA's wheels: `python starter/make_starter.py --wheel FILE`.
 
-The wheel's tables are imported into a catalog of their own; of what can be trained on, the series
+The wheels' tables are imported into a catalog of their own; of what can be trained on, the series
 of the newest software, and of older where it is another, are thinned (see `thinning.py`) and
 published as a dataset, with an index of its series, models of typical efficiency, and what leaving
-points out taught of series. The same wheel and the same release of the program give the same bytes.
+points out taught of series. The same wheels and the same release of the program give the same
+bytes.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from thinning import choose_points, choose_software
 
 from foretoken.catalog.config import CatalogConfig
@@ -31,11 +33,12 @@ from foretoken.catalog.installing import (
     NVIDIA,
     NVIDIA_VERSION,
     InstallRequest,
+    download_wheel,
     open_install,
     publish_rows,
 )
 from foretoken.catalog.service import CatalogService
-from foretoken.domain.measurements.measurement import MeasurementFilter
+from foretoken.domain.measurements.measurement import MeasurementBatch, MeasurementFilter
 from foretoken.predictor.config import PredictorConfig
 from foretoken.predictor.model_set import ModelSet, own_heads
 from foretoken.predictor.model_store import write_models
@@ -70,6 +73,12 @@ SYSTEMS = (
 # formats in which their tensor cores differ.
 _SAME_CHIP = {"b300": "b200", "gb200": "b200"}
 _ENGINES = ("sglang", "trtllm", "vllm")
+# A wheel of before, with tables of releases that the newer one has no more. Of these what later
+# releases compute by another kernel: vLLM's products in NVFP4, FlashInfer's CUTLASS until CuTe DSL
+# became the default (vllm-project/vllm pull request 42235).
+_OLDER = ("aiconfigurator", "0.8.0")
+_OLDER_SYSTEMS, _OLDER_ENGINES = ("b200_sxm",), ("vllm/0.17.0",)
+_OLDER_TABLES = ("gemm fp4",)
 _LICENCE = "Apache-2.0"
 # How hard zstd compresses, from 1 to 22: 12 to 17 % smaller than by 1.
 _LEVEL = "19"
@@ -83,7 +92,7 @@ _BUILT = datetime(2026, 10, 27, tzinfo=UTC)
 _RUN_ID = "starter"
 
 
-def make(wheel: Path | None, version: str, target: Path) -> None:
+def make(wheel: Path | None, older: Path | None, version: str, target: Path) -> None:
     """Write the dataset in place of the one that is there."""
     request = InstallRequest(
         dataset=NVIDIA,
@@ -99,21 +108,40 @@ def make(wheel: Path | None, version: str, target: Path) -> None:
     ):
         for _ in catalog.record(plan.run, plan.batches):
             pass
+        wheel = older or download_wheel(*_OLDER, Path(name))
+        of_before = replace(
+            request,
+            wheel=wheel,
+            systems=",".join(_OLDER_SYSTEMS),
+            engines=",".join(_OLDER_ENGINES),
+        )
+        with open_install(of_before) as other:
+            for _ in catalog.record(other.run, map(keep_changed, other.batches)):
+                pass
         write_dataset(catalog, target)
         (runs,) = (table for table in plan.raw_tables if table.facts["table"] == MEASURED_RUNS)
         write_runs(runs.read(), target)
     write_learned(target)
 
 
+def keep_changed(batch: MeasurementBatch) -> MeasurementBatch:
+    """Return a batch of the wheel of before with the rows alone that newer ones do not tell."""
+    rows = read_table(batch.rows)
+    texts = (rows[name].cast(pa.string()) for name in ("operator", "dtype"))
+    named = pc.binary_join_element_wise(*texts, " ")
+    return replace(batch, rows=rows.filter(pc.is_in(named, pa.array(_OLDER_TABLES))))
+
+
 def write_dataset(catalog: CatalogService, target: Path) -> None:
     """Write the thinned rows of a catalog that holds NVIDIA's tables, and their index."""
-    (origin,) = (found.run for found in catalog.list_runs())
+    origins = sorted((found.run for found in catalog.list_runs()), key=lambda run: run.source)
+    hashes = [origin.environment["archive_sha256"] for origin in origins]
     run = replace(
-        origin,
+        origins[-1],
         run_id=_RUN_ID,
-        source=f"{origin.source}, thinned",
+        source=f"{' and '.join(origin.source for origin in origins)}, thinned",
         licence=_LICENCE,
-        environment={"archive_sha256": origin.environment["archive_sha256"]},
+        environment={"archive_sha256": " ".join(hashes)},
     )
     thinned = Thinned(catalog)
     rows = pa.RecordBatchReader.from_batches(STORED_SCHEMA, thinned.batches())
@@ -295,6 +323,7 @@ def main() -> None:
     """Run as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheel", type=Path, help="the wheel, if it is at hand")
+    parser.add_argument("--older", type=Path, help="the wheel of before, if it is at hand")
     parser.add_argument("--version", default=NVIDIA_VERSION, help="which wheel to download")
     parser.add_argument("--prior", action="store_true", help="learn from the dataset that is there")
     parser.add_argument("--out", type=Path, default=TARGET, help="the dataset's folder")
@@ -302,7 +331,7 @@ def main() -> None:
     if options.prior:
         write_learned(options.out)
     else:
-        make(options.wheel, options.version, options.out)
+        make(options.wheel, options.older, options.version, options.out)
 
 
 if __name__ == "__main__":

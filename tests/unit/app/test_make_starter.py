@@ -1,7 +1,9 @@
 """The program that makes the starter: the same rows give the same bytes, thinned as it says."""
 
 import importlib
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -97,6 +99,37 @@ def test_the_same_rows_give_the_same_bytes(
     series = made.read_series(key)
     expected = 50.0 + series.columns["m"] * series.columns["n"] / 3e4
     np.testing.assert_allclose(series.latency_us, expected, rtol=5e-4)
+
+
+def test_tables_of_a_wheel_of_before_are_named_and_kept_where_they_differ(
+    program: ModuleType, catalog: CatalogService, tmp_path: Path
+) -> None:
+    """Only in the formats that newer tables do not tell."""
+    rows = [
+        {**row, "framework_version": "0.17.0", "latency_us_median": 1.2 * row["latency_us_median"]}
+        for dtype in ("fp4", "bf16")
+        for row in _gemms("b200", dtype)
+    ]
+    batches = [
+        MeasurementBatch(batch_index=0, rows=rows_to_table(rows)),
+        MeasurementBatch(batch_index=1, rows=rows_to_table(rows[-2:]), is_last=True),
+    ]
+    before = replace(_RUN, run_id="before", source="a former wheel")
+    list(catalog.record(before, map(program.keep_changed, batches)))
+    program.write_dataset(catalog, tmp_path / "made")
+    made = StarterSeries(tmp_path / "made", tmp_path / "kept", PredictorConfig(state_folder=""))
+    found = {
+        (entry.key.dtype, entry.key.framework)
+        for entry in made.entries
+        if entry.key.device == "b200"
+    }
+    assert found == {
+        ("fp4", "vllm 0.17.0"),
+        ("fp4", "vllm 0.31.0"),
+        ("bf16", "vllm 0.31.0"),
+    }
+    manifest = json.loads((tmp_path / "made" / "_manifest.json").read_text(encoding="utf-8"))
+    assert ["a former wheel and a wheel, thinned"] == [run["source"] for run in manifest["runs"]]
 
 
 def test_older_software_is_kept_where_newer_does_not_tell(thinning: ModuleType) -> None:

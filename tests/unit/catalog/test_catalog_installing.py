@@ -76,6 +76,26 @@ def test_systems_and_engines_narrow_it(tmp_path: Path) -> None:
             assert {"h200_sxm": 1} == plan.device_rows
 
 
+def test_a_wheel_of_before_has_its_tables_as_text(tmp_path: Path) -> None:
+    """Its 16 bits are bfloat16 under another name, and builds from source of a folder's release."""
+    wheel = tmp_path / "aiconfigurator-0.8.0-py3-none-any.whl"
+    row = {"framework": "VLLM", "version": "0.0.0.dev1", "device": "NVIDIA B200"}
+    row["gemm_dtype"] = "float16"
+    row |= {"op_name": "gemm", "kernel_source": "vllm_default", "m": "16", "n": "8192", "k": "8192"}
+    row["latency"] = "0.0148"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        text = ",".join(row) + "\n" + ",".join(row.values()) + "\n"
+        archive.writestr("aiconfigurator/systems/data/b200_sxm/vllm/0.17.0/gemm_perf.txt", text)
+        archive.writestr("aiconfigurator-0.8.0.dist-info/METADATA", "Name: aiconfigurator\n")
+    with open_install(InstallRequest(dataset=NVIDIA, wheel=wheel, systems="b200_sxm")) as plan:
+        (found,) = plan_rows(plan)
+    assert (pytest.approx(14.8), "0.17.0", "bf16") == (
+        found["latency_us_median"],
+        found["framework_version"],
+        found["dtype"],
+    )
+
+
 def test_a_stub_is_called_one(tmp_path: Path) -> None:
     request = InstallRequest(dataset=NVIDIA, wheel=_write_wheel(tmp_path, ()))
     with (

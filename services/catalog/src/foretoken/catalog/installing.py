@@ -113,16 +113,23 @@ def open_install(request: InstallRequest, hear: Heard = hear_nothing) -> Iterato
     with tempfile.TemporaryDirectory(prefix="foretoken-install-") as name:
         scratch = Path(name)
         if request.dataset == NVIDIA:
-            wheel = request.wheel or _download_wheel(request.version, scratch, hear)
+            wheel = request.wheel or download_wheel(_PROJECT, request.version, scratch, hear)
             yield _plan_wheel(wheel, request)
         else:
             folder = _fetch_dataset(request.dataset, scratch, hear)
             yield find_importer(DATASET_TOOL).read(ImportRequest(path=folder))
 
 
-def _download_wheel(version: str, folder: Path, hear: Heard) -> Path:
+def download_wheel(project: str, version: str, folder: Path, hear: Heard = hear_nothing) -> Path:
+    """Return a wheel that pip brings into a folder.
+
+    Raises:
+        InvalidRequestError: pip has none.
+        as `hear`.
+
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--quiet", "--dest", str(folder), f"{_PROJECT}=={version}"]
+    command += ["--quiet", "--dest", str(folder), f"{project}=={version}"]
     # What pip leaves when it is killed goes with the folder.
     environment = {**os.environ, "TMPDIR": str(folder)}
     with (folder / "pip.log").open("w+", encoding="utf-8") as log:
@@ -141,7 +148,7 @@ def _download_wheel(version: str, folder: Path, hear: Heard) -> Path:
         reason = (said or ["no wheel came"])[-1]
         raise InvalidRequestError.of_field(
             "version",
-            f"pip has no wheel of {_PROJECT} {version}: {reason}; --wheel names a file",
+            f"pip has no wheel of {project} {version}: {reason}; --wheel names a file",
         )
     return wheels[0]
 
@@ -243,7 +250,7 @@ def _read_metadata(wheel: Path) -> Mapping[str, str]:
         text = archive[found].decode("utf-8", "replace") if found else ""
     except InvalidRequestError as err:
         refuse(wheel, f"is no wheel that can be read: {err.message}")
-    if not any(name.endswith("_perf.parquet") for name in archive):
+    if not any(name.endswith(("_perf.parquet", "_perf.txt")) for name in archive):
         refuse(wheel, f"is a stub without tables; version {NVIDIA_VERSION} has them")
     return dict(HeaderParser().parsestr(text))
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -100,13 +101,27 @@ class Described:
         return Described(self.rows[kept], self.codes[kept], self.circumstances)
 
 
+# What tables of before call 16 bits, which are bfloat16 in all of them.
+# Source: ai-dynamo/aiconfigurator pull request 895, which renamed it.
+_OLD_WORDS = MappingProxyType({"float16": "bfloat16"})
+_NO_WORDS: Mapping[str, str] = MappingProxyType({})
+# How the version of a build from source begins; which release it is, the folder says.
+_BUILD = "0.0.0."
+
+
 class PerfTable:
     """A file in memory; what cannot be used is an error that names the file and row."""
 
     def __init__(
-        self, origin: SourceTable, place: Place, request: ImportRequest, notes: ImportNotes
+        self,
+        origin: SourceTable,
+        place: Place,
+        request: ImportRequest,
+        notes: ImportNotes,
+        words: Mapping[str, str] = _NO_WORDS,
     ) -> None:
         self.origin = origin
+        self._words = words
         self._place = place
         self._request = request
         self._notes = notes
@@ -210,6 +225,9 @@ class PerfTable:
         if isinstance(column, pa.ChunkedArray):
             column = column.chunk(0)
         words = ["" if word is None else str(word) for word in column.dictionary.to_pylist()]
+        words = [self._words.get(word, word) for word in words]
+        if name == "version" and self._place.version:
+            words = [self._place.version if word.startswith(_BUILD) else word for word in words]
         codes = column.indices.fill_null(len(words)).to_numpy(zero_copy_only=False)
         return codes.astype(np.int64), [*words, ""]
 
@@ -239,9 +257,10 @@ def open_perf_table(
     """
     place = Place.of(path)
     needed = [name for name in ("framework", "version", "device") if not getattr(place, name)]
-    parse = parse_parquet if path.suffix == ".parquet" else parse_csv
+    is_old = path.suffix != ".parquet"
+    parse = parse_csv if is_old else parse_parquet
     origin = parse(source, path, (*needed, *_REQUIRED, *required))
-    return PerfTable(origin, place, request, notes)
+    return PerfTable(origin, place, request, notes, _OLD_WORDS if is_old else _NO_WORDS)
 
 
 def _is_text(kind: pa.DataType) -> bool:
