@@ -1,15 +1,20 @@
-"""Host time of a token that a server streams: the source of `output_us_per_seq` in `sglang-0.5`.
+"""Host time of a token that a server streams: the source of two rules of `sglang-0.5`.
 
-Run: python tests/benchmarks/host_time_of_stream.py [STREAMS ...]
+`output_us_per_seq` is that of a first token, `output_us_per_past_token` what each token before it
+of the same answer adds.
+
+Run: python tests/benchmarks/host_time_of_stream.py [STREAMS ...] [--past TOKENS ...]
     (needs fastapi, uvicorn, uvloop, httptools, pyzmq and pydantic)
 
 A process with what SGLang 0.5.6's server does with a token, in its order: `managers/
 tokenizer_manager.py` (`_handle_batch_output`, `_wait_one_response`) and `entrypoints/openai/
 serving_chat.py` (`_generate_chat_stream`), under uvicorn. Another sends it steps of a token for
 every stream, as the detokenizer does, the next when all of a step have arrived, and reads them.
-Prints the processor time that the server takes for a token.
+Prints the processor time that the server takes for a token of answers that have `--past` tokens. It
+waits as Python 3.12 does, which SGLang's image runs (docker/Dockerfile): without a task of its own.
 """
 
+import argparse
 import asyncio
 import json
 import selectors
@@ -33,8 +38,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, model_serializer
 
 _TOKENS, _FIRST, _RUNS, _US_PER_S = 16_000, 4, 3, 1e6
-_NUM_STREAMS = ("64", "128", "512")
-_HOST = "127.0.0.1"
+_HOST, _WORD = "127.0.0.1", " word"
 
 
 class _Delta(BaseModel):
@@ -99,6 +103,15 @@ class _Server:
         stream = self._streams[name] = _Stream()
         return StreamingResponse(self._write(stream), media_type="text/event-stream")
 
+    async def lengthen(self, num: int) -> None:
+        """Give each stream so many tokens, one after the other as they would have come."""
+        for token in range(1000, 1000 + num):
+            for stream in self._streams.values():
+                # An object of its own, as each that comes from another process is.
+                stream.ids.append(int(str(token)))
+        for stream in self._streams.values():
+            stream.text = _WORD * num
+
     async def tell_time(self) -> float:
         """Return the processor time so far."""
         return time.process_time()
@@ -133,7 +146,8 @@ class _Server:
     async def _wait(self, stream: _Stream) -> AsyncIterator[dict[str, Any]]:
         while True:
             try:
-                await asyncio.wait_for(stream.event.wait(), timeout=4)
+                async with asyncio.timeout(4):
+                    await stream.event.wait()
             except TimeoutError:
                 continue
             output = stream.outputs[-1]
@@ -143,7 +157,7 @@ class _Server:
 
     async def _write(self, stream: _Stream) -> AsyncIterator[str]:
         counts: dict[str, dict[int, Any]] = {"prompt_tokens": {}, "completion_tokens": {}}
-        sent: dict[int, str] = {}
+        sent = {0: stream.text}
         async for output in self._wait(stream):
             index, meta = output.get("index", 0), output["meta_info"]
             for kind, by_index in counts.items():
@@ -163,22 +177,24 @@ def serve(port: int, address: str) -> None:
     app = FastAPI(lifespan=server.receive)
     app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_credentials=True)
     app.add_api_route("/stream", server.answer, methods=["POST"])
+    app.add_api_route("/past", server.lengthen, methods=["GET"])
     app.add_api_route("/time", server.tell_time, methods=["GET"])
     uvicorn.run(app, host=_HOST, port=port, log_level="error", loop="uvloop")
 
 
-def main(num_streams: int) -> None:
+def main(num_streams: int, num_past: int) -> None:
     """Print the least time of a token in several runs."""
-    least_us = min(_measure(num_streams) for _ in range(_RUNS))
-    sys.stdout.write(f"{num_streams} streams: {least_us:.1f} us a token\n")
+    least_us = min(_measure(num_streams, num_past) for _ in range(_RUNS))
+    sys.stdout.write(f"{num_streams} streams, {num_past} tokens: {least_us:.1f} us a token\n")
 
 
-def _measure(num_streams: int) -> float:
+def _measure(num_streams: int, num_past: int) -> float:
     with tempfile.TemporaryDirectory() as folder, _started(f"ipc://{folder}/steps") as port:
         sender = zmq.Context().socket(zmq.PUSH)
         sender.connect(f"ipc://{folder}/steps")
         names = [f"{place:032x}" for place in range(num_streams)]
         opened = _open(port, names)
+        _get(port, f"past?num={num_past}")
         num_steps = _TOKENS // num_streams
         start_s = 0.0
         for step in range(_FIRST + num_steps):
@@ -212,8 +228,12 @@ def _started(address: str) -> Iterator[int]:
 
 
 def _time_of(port: int) -> float:
-    with urllib.request.urlopen(f"http://{_HOST}:{port}/time", timeout=30) as response:
-        return float(json.load(response))
+    return float(_get(port, "time"))
+
+
+def _get(port: int, path: str) -> Any:
+    with urllib.request.urlopen(f"http://{_HOST}:{port}/{path}", timeout=30) as response:
+        return json.load(response)
 
 
 def _open(port: int, names: list[str]) -> selectors.BaseSelector:
@@ -235,7 +255,7 @@ def _step(names: list[str], step: int) -> dict[str, list[Any]]:
     return {
         "rids": names,
         "finished_reasons": [None] * num,
-        "output_strs": [" word"] * num,
+        "output_strs": [_WORD] * num,
         "output_ids": [[1000 + step]] * num,
         "prompt_tokens": [1000] * num,
         "completion_tokens": [step + 1] * num,
@@ -255,5 +275,10 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         serve(int(sys.argv[2]), sys.argv[3])
     else:
-        for text in sys.argv[1:] or _NUM_STREAMS:
-            main(int(text))
+        parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+        parser.add_argument("streams", nargs="*", type=int, default=[64, 128, 512])
+        parser.add_argument("--past", nargs="*", type=int, default=[0])
+        options = parser.parse_args()
+        for streams in options.streams:
+            for past in options.past:
+                main(streams, past)

@@ -100,6 +100,7 @@ def profiles(draw: st.DrawFn, scheduler: str = "chunked_prefill") -> EngineProfi
         admission_us_per_token=draw(st.sampled_from((0.0, 0.3))),
         output_us=draw(st.sampled_from((0.0, 1.0))),
         output_us_per_seq=draw(st.sampled_from((0.0, 0.1))),
+        output_us_per_past_token=draw(st.sampled_from((0.0, 0.01))),
         frontend_ms=draw(st.sampled_from((0.0, 0.01))),
         frontend_us_per_token=draw(st.sampled_from((0.0, 0.1, 5.0))),
         executor_us_per_token=draw(st.sampled_from((0.0, 0.3, 3.0))),

@@ -185,7 +185,8 @@ def _caches_move_from_prefill_to_decode_pools_after_the_first_token(run: _Run) -
     assert not is_decode[requests.prefill_engine[has_moved]].any()
     assert (requests.prefill_engine[is_done & ~has_moved] == -1).all()
     assert (requests.transferred_ns > requests.scheduled_ns)[has_moved].all()
-    if not any(pool.engines.profile.output_us_per_seq for pool in case.setup.pools):
+    profiles = [pool.engines.profile for pool in case.setup.pools]
+    if not any(each.output_us_per_seq or each.output_us_per_past_token for each in profiles):
         assert (requests.transferred_ns >= requests.prefilled_ns)[has_moved].all()
     assert (requests.transferred_ns <= requests.first_token_ns)[has_moved].all()
     assert (requests.transferred_ns <= requests.finished_ns)[has_moved].all()

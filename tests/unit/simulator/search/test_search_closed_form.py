@@ -164,6 +164,19 @@ def test_what_the_output_server_cannot_hand_out_waits_for_it(output_us_per_seq: 
     assert simulated_rps <= 1.02 * US_PER_S / (output_us_per_seq * _ANSWER)
 
 
+def test_what_an_answers_tokens_add_to_each_next_is_in_both() -> None:
+    """Half of what the output server takes is for tokens before."""
+    us_per_past_token = 120.0 / _ANSWER
+    rules = replace(
+        _in_process("vllm-0.20"),
+        output_us_per_seq=60.0,
+        output_us_per_past_token=us_per_past_token,
+    )
+    _, simulated_rps = _compare_with_simulation(rules, 16, 2048, 0.05)
+    # A long answer's tokens are more, and each takes longer.
+    assert simulated_rps <= 1.02 * US_PER_S / (120.0 * _ANSWER)
+
+
 @pytest.mark.parametrize("server", ["frontend_us_per_token", "executor_us_per_token"])
 @pytest.mark.parametrize("us_per_token", [1.0, 10.0, 40.0])
 def test_what_a_front_end_cannot_take_waits_for_it(server: str, us_per_token: float) -> None:

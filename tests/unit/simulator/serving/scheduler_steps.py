@@ -40,7 +40,7 @@ class SchedulerRun:
         self, profile: str, requests: Sequence[tuple[int, int]], num_blocks: int, **rules: Any
     ) -> None:
         bare = {"host_us", "host_us_per_seq", "output_us", "output_us_per_seq"}
-        bare |= {"admission_us_per_token"}
+        bare |= {"admission_us_per_token", "output_us_per_past_token"}
         bare_rules = {"has_async_scheduling": False, "has_prefix_caching": False}
         rules = {**bare_rules, **dict.fromkeys(bare, 0.0), **rules}
         self.rules = replace(find_engine(profile), **rules)

@@ -90,8 +90,9 @@ class EngineProfile:
     Time that no kernel takes: the host needs `host_us` and `host_us_per_seq` to prepare a step,
     `admission_us_per_token` for each token of the prompts that join it, cached or not, and
     `output_us` after it; the device waits for what the asynchronous engine does not hide. An output
-    server next to the engine hands tokens out, `output_us_per_seq` each, one step's after the
-    other's (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
+    server next to the engine hands tokens out, `output_us_per_seq` each and
+    `output_us_per_past_token` for each before it of the same answer, one step's after the other's
+    (0: at once): clients wait for it, the engine does not. A step outside a graph cannot be
     faster than its launches: `launch_us` a kernel, but for experts, which as one call take
     `expert_call_us` by the format of their weights (`other`: of those not named; empty: their
     kernels), and `eager_us` outside the layers; nor one captured in pieces than `piece_us` a layer;
@@ -172,6 +173,7 @@ class EngineProfile:
     admission_us_per_token: float = 0.0
     output_us: float = 0.0
     output_us_per_seq: float = 0.0
+    output_us_per_past_token: float = 0.0
     launch_us: float = 0.0
     expert_call_us: Mapping[str, float] = field(default_factory=dict, hash=False)
     eager_us: float = 0.0

@@ -10,6 +10,7 @@ HOST_TIMES = (
     "admission_us_per_token",
     "output_us",
     "output_us_per_seq",
+    "output_us_per_past_token",
     "launch_us",
     "eager_us",
     "piece_us",

@@ -50,6 +50,7 @@ def fast_forward(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
     engine = engines_of(state)[e]
     first_leaving_step = engine.num_steps - unit.num_flights
     first_delivered_ns, count = unit.next_ns, as_int64(0)
+    num_past_tokens = _num_emitted(state, e)
     # The step in which a request ends leaves as any other does.
     limit = engine.num_repeats - (1 - unit.num_flights)
     limit = min(limit, state.room_steps - state.num_out_steps)
@@ -68,7 +69,8 @@ def fast_forward(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
             break
         count += 1
         kv_tokens, kv_tokens_max = contexts
-        delivered_ns = _step(state, u, contexts, times)
+        delivered_ns = _step(state, u, contexts, num_past_tokens, times)
+        num_past_tokens += engine.num_running
         if count == 1:
             first_delivered_ns = delivered_ns
     engine.kv_tokens, engine.kv_tokens_max = kv_tokens, kv_tokens_max
@@ -82,6 +84,15 @@ def fast_forward(state: State, tables: CostTables, u: int, horizon_ns: int) -> i
             request.num_computed += count
             request.num_generated += count
             emit(state, r, first_leaving_step, count)
+    return int(count)
+
+
+@compiled_part
+def _num_emitted(state: State, e: int) -> int:
+    """Return how many tokens have left of all that runs."""
+    count = as_int64(0)
+    for index in range(engines_of(state)[e].num_running):
+        count += requests_of(state)[running_of(state)[e, index]].num_emitted
     return int(count)
 
 
@@ -110,10 +121,12 @@ def _time_step(state: State, tables: CostTables, u: int, contexts: tuple[int, in
 
 
 @compiled_part
-def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) -> int:
+def _step(
+    state: State, u: int, contexts: tuple[int, int], num_past_tokens: int, times: _StepTimes
+) -> int:
     """Launch a step at the unit's tick and let the tokens of the oldest in flight leave.
 
-    Returns when these are handed out.
+    Returns when these are handed out, behind as many of the same answers.
     """
     unit, e = units_of(state)[u], units_of(state)[u].first_engine
     engine = engines_of(state)[e]
@@ -122,7 +135,7 @@ def _step(state: State, u: int, contexts: tuple[int, int], times: _StepTimes) ->
     stage_free_of(state)[u, 0] = end_ns
     place = unit.first_flight
     flight = flights_of(state)[e, place]
-    delivered_ns = deliver(state, u, engine.num_running, now_ns)
+    delivered_ns = deliver(state, u, engine.num_running, num_past_tokens, now_ns)
     if unit.num_flights > 0:
         write_step(state, e, place, now_ns, delivered_ns)
     flight.scheduled_ns, flight.start_ns, flight.end_ns = unit.next_ns, start_ns, end_ns

@@ -75,7 +75,9 @@ def step_records(output: Slice, setup: DeploymentSetup) -> list[StepRecord]:
 
     What left them, and when it was handed out, is kept where that are not its rows and its end.
     """
-    are_rows, are_ends = setup.speculation is None, setup.profile.output_us_per_seq == 0
+    profile = setup.profile
+    are_rows = setup.speculation is None
+    are_ends = profile.output_us_per_seq == profile.output_us_per_past_token == 0
     unseen = {"num_output_tokens"} if are_rows else set()
     unseen |= {"delivered_ns"} if are_ends else set()
     return [

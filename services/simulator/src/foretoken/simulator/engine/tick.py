@@ -93,10 +93,14 @@ def tick(state: State, tables: CostTables, u: int, now_ns: int) -> bool:
 def complete(state: State, u: int) -> None:
     """Let the tokens of the oldest batch leave, at the unit's `next_ns`; then it ticks."""
     unit = units_of(state)[u]
-    now_ns, num_rows = unit.next_ns, 0
+    now_ns, num_rows, num_past_tokens = unit.next_ns, 0, as_int64(0)
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
-        num_rows += flights_of(state)[e, unit.first_flight].num_yielding
-    delivered_ns = deliver(state, u, num_rows, now_ns)
+        num_yielding = flights_of(state)[e, unit.first_flight].num_yielding
+        num_rows += num_yielding
+        for index in range(num_yielding):
+            r = rows_of(state)[e, unit.first_flight, index]
+            num_past_tokens += requests_of(state)[r].num_emitted
+    delivered_ns = deliver(state, u, num_rows, num_past_tokens, now_ns)
     for e in range(unit.first_engine, unit.first_engine + unit.num_engines):
         flight = flights_of(state)[e, unit.first_flight]
         step = flight.step
@@ -124,14 +128,17 @@ def complete(state: State, u: int) -> None:
 
 
 @compiled_part
-def deliver(state: State, u: int, num_rows: int, now_ns: int) -> int:
+def deliver(state: State, u: int, num_rows: int, num_past_tokens: int, now_ns: int) -> int:
     """Hand tokens to the output server of a unit; return when it has handed them out.
 
-    It runs next to the engine and serves one step's tokens after the other's.
+    It runs next to the engine and serves one step's tokens after the other's; their answers so far
+    have so many tokens together.
     """
     unit = units_of(state)[u]
     begin_ns = max(unit.output_free_ns, now_ns)
-    unit.output_free_ns = begin_ns + to_ns(state.output_us_per_seq * num_rows)
+    output_us = state.output_us_per_seq * num_rows
+    output_us += state.output_us_per_past_token * num_past_tokens
+    unit.output_free_ns = begin_ns + to_ns(output_us)
     return int(unit.output_free_ns)
 
 

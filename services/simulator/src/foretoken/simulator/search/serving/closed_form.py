@@ -57,6 +57,7 @@ class EngineRules:
     step_us: float
     step_us_per_seq: float
     output_us_per_seq: float
+    output_us_per_past_token: float
     frontend_us: float
     frontend_us_per_token: float
     executor_us_per_token: float
@@ -85,6 +86,7 @@ def closed_form_rules(
         step_us=profile.host_us + profile.output_us,
         step_us_per_seq=profile.host_us_per_seq,
         output_us_per_seq=profile.output_us_per_seq,
+        output_us_per_past_token=profile.output_us_per_past_token,
         frontend_us=1000.0 * profile.frontend_ms,
         frontend_us_per_token=profile.frontend_us_per_token,
         executor_us_per_token=profile.executor_us_per_token,
@@ -252,8 +254,7 @@ class ReplicaForm:
         """
         inside = np.broadcast_to(concurrency, (NUM_VARIANTS, len(concurrency)))
         settled = self._settle(inside, budget)
-        output_us = self._rules.output_us_per_seq * (self._answer + 1.0)
-        request_us = max(output_us, self._frontend_busy_us())
+        request_us = max(self._token_us() * (self._answer + 1.0), self._frontend_busy_us())
         for _ in range(_NUM_ROUNDS):
             rate = self._rate(*settled, inside)
             others = concurrency / (1.0 + rate / inside * self._frontend_us())
@@ -410,7 +411,12 @@ class ReplicaForm:
 
     def _output_us(self, num: Floats) -> Floats:
         """Return how long the output server hands out a step of all engines in lock step."""
-        return self._rules.output_us_per_seq * num * self._rules.num_engines
+        return self._token_us() * num * self._rules.num_engines
+
+    def _token_us(self) -> float:
+        """Return how long the output server hands out one token of a request."""
+        past_us = self._rules.output_us_per_past_token * self._load.past_tokens
+        return self._rules.output_us_per_seq + past_us
 
     def _decode_us(self, num_decodes: Floats) -> Floats:
         """Return what a step of decoding takes until the next of the same batch."""

@@ -40,6 +40,11 @@ class LoadProfile:
     shortest: int = 1
     rate_rps: float = 0.0
 
+    @property
+    def past_tokens(self) -> float:
+        """Return the answer's tokens before the one that a decoding request gets, on average."""
+        return max(self.context_mean - self.prefill_mean, 0.0)
+
     def raggedness_of(self, num_seqs: Floats) -> Floats:
         """Return how much longer than the mean the longest context of so many requests is."""
         places = np.log2(np.clip(num_seqs, 1.0, _BATCHES[-1]))
@@ -51,7 +56,7 @@ class LoadProfile:
         prefill = self.prefill_mean * prefill_ratio
         decode = self.decode_mean * decode_ratio
         # Of a context the prompt is one part and the answer so far the other.
-        grown = max(self.context_mean - self.prefill_mean, 0.0) * decode_ratio
+        grown = self.past_tokens * decode_ratio
         ratio = (prefill + decode) / (self.prefill_mean + self.decode_mean)
         return replace(
             self,
