@@ -77,7 +77,7 @@ def _train(seed: int, series: list[Series] | None = None) -> ModelSet:
 
 @cache
 def _estimator() -> Estimator:
-    return Estimator(_train(0), _CONFIG.measured_weight)
+    return Estimator(_train(0))
 
 
 def _ask(operator: str, device: str, calls: Calls) -> LatencyColumns:
@@ -120,7 +120,7 @@ def test_nobody_is_predicted_to_move_bytes_faster_than_a_memory_does(
     names = transfer_names(spec, find_device(device), "", DType.FP16)
     models = ModelSet(version="fast", series={}, transfers=dict.fromkeys(names, fast))
     table = OperatorTable(operator=name, dtype=DType.FP16, phase=phase, columns=columns)
-    reply = Estimator(models, 1.0).predict(LatencyQuery(device=device, tables=(table,)))
+    reply = Estimator(models).predict(LatencyQuery(device=device, tables=(table,)))
     target = SeriesKey(name, device, "", "fp16", phase.name.lower(), "").target
     memory_us = compute_limits(spec, columns, target).memory_us
     moved_bytes = memory_us * target.device.memory_bandwidth_bytes_per_s / US_PER_S

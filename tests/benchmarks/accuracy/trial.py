@@ -91,4 +91,4 @@ def ask(
         preferred_framework=key.framework if is_preferred else "",
         tables=(table,),
     )
-    return Estimator(models, CONFIG.measured_weight).predict(query).tables[0]
+    return Estimator(models).predict(query).tables[0]

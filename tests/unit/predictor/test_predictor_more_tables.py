@@ -78,9 +78,7 @@ def _error(held: _Table, known: tuple[_Table, ...], num_own: int) -> float:
         preferred_framework=held_out.key.framework,
         tables=(OperatorTable(operator="gemm", dtype=DType.BF16, columns=columns),),
     )
-    estimator = Estimator(
-        ModelSet(version="more", series=series, transfers=transfers), _CONFIG.measured_weight
-    )
+    estimator = Estimator(ModelSet(version="more", series=series, transfers=transfers))
     found = estimator.predict(query).tables[0]
     return float(np.abs(found.latency_us / held_out.latency_us[asked] - 1.0).mean())
 

@@ -129,7 +129,7 @@ def test_rows_are_chosen_one_by_one() -> None:
 
 
 def test_inside_a_node_a_topology_answers_as_that_of_the_same_nodes() -> None:
-    estimator = Estimator(ModelSet(), measured_weight=0.5)
+    estimator = Estimator(ModelSet())
     columns = _groups(2**24, (8, 1), (8, 2))
     table = OperatorTable(operator="all_reduce", dtype=DType.BF16, columns=columns)
 
@@ -145,7 +145,7 @@ def test_inside_a_node_a_topology_answers_as_that_of_the_same_nodes() -> None:
 
 def test_documents_answer_row_by_row() -> None:
     """On links of which documents tell inside a node alone."""
-    estimator = Estimator(ModelSet(), measured_weight=0.5)
+    estimator = Estimator(ModelSet())
 
     def ask(*groups: tuple[int, int]) -> LatencyColumns:
         columns = _groups(2**24, *groups)

@@ -56,7 +56,7 @@ class _Answers(RooflinePredictor):
         self.models = models
 
     def predict(self, query: LatencyQuery) -> LatencyReply:
-        return Estimator(self.models, _CONFIG.measured_weight).predict(query)
+        return Estimator(self.models).predict(query)
 
 
 def _copy_tables(folder: Path) -> Path:

@@ -75,7 +75,6 @@ class PredictorConfig:
     or on so many cores of the Ray cluster at `ray_address` (empty: none).
     `min_rows` is the fewest points for which trees are grown; with fewer, neighbours interpolate.
     `max_rows` bounds the points one model's trees are grown on (all serve as neighbours).
-    `measured_weight` is the share, in log space, of a point's own measurement in its estimate.
     Every `refresh_s` it looks for a version that another predictor trained or activated, every
     `drift_s` for new measurements to compare with its estimates. `max_pinned_models` versions that
     callers asked for by name stay in memory in addition to the active one, and `max_cached_rows`
@@ -95,7 +94,6 @@ class PredictorConfig:
     ray_address: str = ""
     min_rows: int = 30
     max_rows: int = 8_000
-    measured_weight: float = 0.5
     refresh_s: float = 10.0
     drift_s: float = 60.0
     max_pinned_models: int = 2
@@ -107,11 +105,9 @@ class PredictorConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        ratio = self.measured_weight
         checks: Checks = {
             **at_least(self, 1, "num_threads", "min_rows", "max_rows", "job_lease_s"),
             **positive(self, "refresh_s", "drift_s"),
             **at_least(self, 0, "max_pinned_models", "max_cached_rows", "num_train_workers"),
-            "measured_weight": (0.0 <= ratio <= 1.0, "must be between 0 and 1"),
         }
         InvalidRequestError.check("predictor configuration", checks)

@@ -56,12 +56,9 @@ from foretoken.predictor.transfer.own_points import (
 )
 from foretoken.predictor.transfer.relatives import own_share_of
 from foretoken.predictor.transfer.row_band import hold_to_memory
-from foretoken.predictor.transfer.siblings import move_to_sibling
+from foretoken.predictor.transfer.siblings import MOVED_SHARE, move_to_sibling
 from foretoken.predictor.typical import from_transfer, limit_doubt, pack
 
-# How far apart two measurements of one point lie where a series cannot tell for itself, and the
-# least that is ever claimed. Source: 90th percentile of repeated points, 1.4 to 3.4 %.
-_NOISE_LOG, _MIN_NOISE_LOG = 0.034, 0.014
 # Further uncertainty about a proxy operator's times, and about a backward pass scaled from the
 # forward pass.
 _PROXY_LOG = float(np.log(1.3))
@@ -78,12 +75,9 @@ _Flags = npt.NDArray[np.bool_]
 class Estimator:
     """Answers queries from one set of models."""
 
-    def __init__(
-        self, models: ModelSet, measured_weight: float, cache: EstimateCache | None = None
-    ) -> None:
+    def __init__(self, models: ModelSet, cache: EstimateCache | None = None) -> None:
         """Keep the models, and what remembers their estimates."""
         self._models = models
-        self._measured_weight = measured_weight
         self._cache = cache
 
     def predict(self, query: LatencyQuery) -> LatencyReply:
@@ -300,9 +294,9 @@ class Estimator:
         spec, device = call.spec, call.target.device
         is_own = source.target is call.target
         measured = design if is_own else build_design(spec, call.columns, source.target)
-        weight = 1.0 if query.prefer_measured else self._measured_weight
+        share = _measured_share(query, source)
         transfer = self._models.transfer(spec, device, call.table.variant, call.target.dtype)
-        answered = self._from_series(source.choice, measured, weight)
+        answered = self._from_series(source.choice, measured, share)
         is_unlike = _is_unlike(source.choice, call)
         for other in source.choices[1:] if not query.framework else ():
             is_open = ~np.isin(answered.provenance, COVERED_PROVENANCES)
@@ -314,7 +308,7 @@ class Estimator:
             # To train a series takes half a second, to look its points up a hundredth.
             if not is_open.any():
                 continue
-            answer = self._from_series(other, measured, weight)
+            answer = self._from_series(other, measured, share)
             answered = _take_surer(answered, answer, is_open, is_unlike & ~is_other_unlike)
             is_unlike &= is_other_unlike
         found = lengthen(call, limit_doubt(answered, transfer), source.choice.head.key.variant)
@@ -330,8 +324,9 @@ class Estimator:
         return complete_sizes(call.spec.name, call.columns, found, ask)
 
     def _from_series(
-        self, choice: Choice, design: Design, measured_weight: float
+        self, choice: Choice, design: Design, measured_share: float | None
     ) -> LatencyColumns:
+        """Return what a series says; None for the share of measurements that its errors give."""
         model = choice.model
         neighbours = model.reach.index.find(design)
         tiers = model.reach.coverage.tiers(design, neighbours)
@@ -352,8 +347,8 @@ class Estimator:
         rows = np.flatnonzero(neighbours.exact >= 0)
         if not choice.is_other_code and len(rows):
             measured_us = model.series.latency_us[neighbours.exact[rows]]
-            noise_log = model.series.noise_log
-            blend_us, bounds_us = _blend(measured_us, latency_us[rows], noise_log, measured_weight)
+            share = model.measured_share if measured_share is None else measured_share
+            blend_us, bounds_us = _blend(measured_us, latency_us[rows], model.noise_log, share)
             latency_us[rows], (low_us[rows], high_us[rows]) = blend_us, bounds_us
             if not choice.is_other_dtype and not choice.other_framework:
                 provenance[rows] = Provenance.MEASURED.value
@@ -449,19 +444,24 @@ def _weakest(provenances: Sequence[IntColumn], *, is_whole: bool) -> IntColumn:
     return np.full(len(found), Provenance.ANALYTICAL.value) if is_whole else found
 
 
-def _blend(
-    measured_us: FloatColumn, modelled_us: FloatColumn, noise_log: float, weight: float
-) -> tuple[FloatColumn, _Bounds]:
-    """Return measurement and model averaged in log space, and bounds around both.
+def _measured_share(query: LatencyQuery, source: Source) -> float | None:
+    """Return the share of a source's measurements at their points, None for what its errors give.
 
-    One measurement is noisy, and the model's smooth answer is not. Against another measurement
-    of the same point, halves are 3.7 % off on average, the measurement alone 4.0 %.
+    What another device's tell beyond their neighbours is half of that device alone.
     """
+    if query.prefer_measured:
+        return 1.0
+    return None if source.target.device is find_device(query.device) else MOVED_SHARE
+
+
+def _blend(
+    measured_us: FloatColumn, modelled_us: FloatColumn, noise_log: float, share: float
+) -> tuple[FloatColumn, _Bounds]:
+    """Return the mean in log space, `share` that of the measurement, and bounds around both."""
     # With all the weight on the measurement this is the measurement, to the last bit.
-    latency_us = measured_us * (modelled_us / measured_us) ** (1.0 - weight)
-    noise = max(noise_log, _MIN_NOISE_LOG) if noise_log else _NOISE_LOG
-    low_us = np.minimum(latency_us, measured_us) * np.exp(-noise)
-    high_us = np.maximum(latency_us, measured_us) * np.exp(noise)
+    latency_us = measured_us * (modelled_us / measured_us) ** (1.0 - share)
+    low_us = np.minimum(latency_us, measured_us) * np.exp(-noise_log)
+    high_us = np.maximum(latency_us, measured_us) * np.exp(noise_log)
     return latency_us, (low_us, high_us)
 
 

@@ -278,7 +278,7 @@ class PredictorService(RunsJobs):
         return self._correct(query, self._find(query))
 
     def _correct(self, query: LatencyQuery, models: ModelSet) -> LatencyReply:
-        reply = Estimator(models, self._config.measured_weight, self._cache).predict(query)
+        reply = Estimator(models, self._cache).predict(query)
         if not query.correction:
             return reply
         correction = self._corrections.find(query.correction, find_device(query.device).name)
@@ -291,7 +291,7 @@ class PredictorService(RunsJobs):
     def _estimate_afresh(self, query: LatencyQuery) -> LatencyReply:
         """Answer what will not be asked again by what was trained already."""
         models = self._library.find(query.model_version)
-        return Estimator(models, self._config.measured_weight).predict(query)
+        return Estimator(models).predict(query)
 
     def _refresh(self, _is_stopped: Callable[[], bool]) -> None:
         self._corrections.refresh()
