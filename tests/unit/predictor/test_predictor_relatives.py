@@ -224,9 +224,10 @@ def test_intervals_are_wider_in_8_bits_where_voices_differ_and_where_nobody_is_a
     in_fp8 = combine(
         typical, design, _least(design), [_shown(design, 0.5, 0.5)], DType.FP8, ""
     ).found
-    assert 2.0 * 1.84 * 0.2 * np.sqrt(2.0) == pytest.approx(np.log(in_fp8.high_us / in_fp8.low_us))
+    width_log = 2.0 * 1.66 * np.hypot(0.2, 0.24)
+    assert width_log == pytest.approx(np.log(in_fp8.high_us / in_fp8.low_us))
     widths = [np.log(it.high_us / it.low_us) for it in (alike, differing, far)]
-    assert 2.0 * 1.84 * 0.2 == pytest.approx(widths[0])
+    assert 2.0 * 1.66 * 0.2 == pytest.approx(widths[0])
     assert (widths[1] > 1.1 * widths[0]).all()
     assert (widths[2] > 1.1 * widths[0]).all()
 
