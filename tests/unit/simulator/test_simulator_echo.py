@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.search_reports import build_search, build_search_request
+from search_reports import build_search, build_search_request
 
 from foretoken.domain.requests.search import ServingSearchReport, ServingSearchRequest
 from foretoken.domain.results.echo import Echo
