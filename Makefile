@@ -86,7 +86,7 @@ $(STAMP): pyproject.toml starter/pyproject.toml
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > $(VENV)/dev-group.txt
 	$(BIN)/python -m pip install -qq $(TORCH)
 	$(BIN)/python -m pip install -qq --editable ./starter --editable '.[all]' --requirement $(VENV)/dev-group.txt
-	@echo "compiling the serving engine and the models' loops, so that no question waits for that"
+	@echo "compiling the default serving engine and the models' loops, which first questions would wait for"
 	$(BIN)/python -c 'from foretoken.simulator.serving.compilation import compile_engines as c; c(())'
 	$(BIN)/python -c 'from foretoken.predictor.compilation import compile_loops as c; c()'
 	@touch $@
