@@ -53,7 +53,7 @@ def echo_serving(scenario: ServingScenario, report: ServingReport) -> ServingRep
     shares = report.step_time_ratio_by_provenance
     echo = Echo(question=describe_serving(scenario), remarks=_remarks(scenario))
     calls = _served(scenario)
-    echo = _as_served(echo, shares, [device for _, device, _ in calls])
+    echo = _as_served(echo, shares, calls)
     return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
 
 
@@ -62,7 +62,7 @@ def echo_capacity(request: CapacityRequest, report: CapacityReport) -> CapacityR
     shares, scenario = report.at_capacity.step_time_ratio_by_provenance, request.scenario
     echo = Echo(question=describe_capacity(request), remarks=_remarks(scenario))
     calls = _served(scenario)
-    echo = _as_served(echo, shares, [device for _, device, _ in calls])
+    echo = _as_served(echo, shares, calls)
     return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
 
 
@@ -87,7 +87,7 @@ def echo_serving_search(
         basis=basis,
         remarks=tuple(dict.fromkeys(text for part in varied for text in _remarks(part))),
     )
-    echo = _as_served(echo, shares, _best_devices(report) or [device for _, device, _ in calls])
+    echo = _as_served(echo, shares, _of_best(calls, report))
     return replace(report, echo=_grounded(echo, shares, _narrowing(calls, shares)))
 
 
@@ -131,11 +131,14 @@ def echo_training_search(
 _Call = tuple[ModelArchitecture, str, ParallelLayout]
 
 
-def _as_served(echo: Echo, shares: Shares, devices: Iterable[str]) -> Echo:
+def _as_served(echo: Echo, shares: Shares, calls: Iterable[_Call]) -> Echo:
     """Return the echo with how far such deployments were off, where a time was predicted."""
     if not shares:
         return echo
-    facts = {"grounds": grounds_of(shares), "architecture": _architecture(devices)}
+    facts = {
+        "grounds": grounds_of(shares),
+        "architecture": _architecture(device for _, device, _ in calls),
+    }
     return replace(echo, accuracy=describe_accuracy("serving", facts))
 
 
@@ -145,14 +148,12 @@ def _architecture(devices: Iterable[str]) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _best_devices(report: ServingSearchReport) -> list[str]:
-    """Return the device of the best deployment of a search; none where nothing qualifies."""
+def _of_best(calls: list[_Call], report: ServingSearchReport) -> list[_Call]:
+    """Return the calls on the device of the best deployment; all where nothing qualifies."""
     table = report.candidates
-    return [
-        str(device)
-        for device, name in zip(table.device, table.name, strict=True)
-        if name == report.best
-    ]
+    named = zip(table.device, table.name, strict=True)
+    best = {str(device) for device, name in named if name == report.best}
+    return [call for call in calls if call[1] in best] or calls
 
 
 def _asked(scenario: TrainingScenario) -> AskedStep | None:
