@@ -265,7 +265,7 @@ profile-h200: profile-gpu ## the same on an H200 (DEVICE=h100_sxm and others wor
 proto: setup ## make the committed stubs anew from proto/
 	$(BIN)/python proto/generate.py
 
-# The wheel of NVIDIA's tables, and that of before, if they are at hand; else pip downloads them.
+# The wheel of NVIDIA's tables, and an older one, if they are at hand; else pip downloads them.
 WHEEL ?=
 OLDER ?=
 .PHONY: starter

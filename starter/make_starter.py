@@ -73,7 +73,7 @@ SYSTEMS = (
 # formats in which their tensor cores differ.
 _SAME_CHIP = {"b300": "b200", "gb200": "b200"}
 _ENGINES = ("sglang", "trtllm", "vllm")
-# A wheel of before, with tables of releases that the newer one has no more. Of these what later
+# An older wheel, with tables of releases that the newer one lacks. Of these what later
 # releases compute by another kernel: vLLM's products in NVFP4, FlashInfer's CUTLASS until CuTe DSL
 # became the default (vllm-project/vllm pull request 42235).
 _OLDER = ("aiconfigurator", "0.8.0")
@@ -109,13 +109,13 @@ def make(wheel: Path | None, older: Path | None, version: str, target: Path) -> 
         for _ in catalog.record(plan.run, plan.batches):
             pass
         wheel = older or download_wheel(*_OLDER, Path(name))
-        of_before = replace(
+        older_request = replace(
             request,
             wheel=wheel,
             systems=",".join(_OLDER_SYSTEMS),
             engines=",".join(_OLDER_ENGINES),
         )
-        with open_install(of_before) as other:
+        with open_install(older_request) as other:
             for _ in catalog.record(other.run, map(keep_changed, other.batches)):
                 pass
         write_dataset(catalog, target)
@@ -125,7 +125,7 @@ def make(wheel: Path | None, older: Path | None, version: str, target: Path) -> 
 
 
 def keep_changed(batch: MeasurementBatch) -> MeasurementBatch:
-    """Return a batch of the wheel of before with the rows alone that newer ones do not tell."""
+    """Return a batch of the older wheel with only the rows that newer wheels lack."""
     rows = read_table(batch.rows)
     texts = (rows[name].cast(pa.string()) for name in ("operator", "dtype"))
     named = pc.binary_join_element_wise(*texts, " ")
@@ -323,7 +323,7 @@ def main() -> None:
     """Run as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--wheel", type=Path, help="the wheel, if it is at hand")
-    parser.add_argument("--older", type=Path, help="the wheel of before, if it is at hand")
+    parser.add_argument("--older", type=Path, help="the older wheel, if it is at hand")
     parser.add_argument("--version", default=NVIDIA_VERSION, help="which wheel to download")
     parser.add_argument("--prior", action="store_true", help="learn from the dataset that is there")
     parser.add_argument("--out", type=Path, default=TARGET, help="the dataset's folder")

@@ -104,7 +104,7 @@ def test_the_same_rows_give_the_same_bytes(
 def test_tables_of_a_wheel_of_before_are_named_and_kept_where_they_differ(
     program: ModuleType, catalog: CatalogService, tmp_path: Path
 ) -> None:
-    """Only in the formats that newer tables do not tell."""
+    """Only in the formats that newer tables lack."""
     rows = [
         {**row, "framework_version": "0.17.0", "latency_us_median": 1.2 * row["latency_us_median"]}
         for dtype in ("fp4", "bf16")

@@ -447,7 +447,7 @@ def _weakest(provenances: Sequence[IntColumn], *, is_whole: bool) -> IntColumn:
 def _measured_share(query: LatencyQuery, source: Source) -> float | None:
     """Return the share of a source's measurements at their points, None for what its errors give.
 
-    What another device's tell beyond their neighbours is half of that device alone.
+    Half of what another device's measurement has beyond its neighbours is of that device alone.
     """
     if query.prefer_measured:
         return 1.0

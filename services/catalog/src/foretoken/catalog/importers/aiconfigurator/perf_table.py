@@ -101,7 +101,7 @@ class Described:
         return Described(self.rows[kept], self.codes[kept], self.circumstances)
 
 
-# What tables of before call 16 bits, which are bfloat16 in all of them.
+# What older tables call 16 bits, which are bfloat16 in all of them.
 # Source: ai-dynamo/aiconfigurator pull request 895, which renamed it.
 _OLD_WORDS = MappingProxyType({"float16": "bfloat16"})
 _NO_WORDS: Mapping[str, str] = MappingProxyType({})

@@ -101,7 +101,7 @@ def _list(
 
 
 def _keeps_output(node: OperatorNode, roles: set[str]) -> bool:
-    """Tell whether attention keeps its output, since the projection keeps another tensor.
+    """Return whether attention keeps its output, since the projection keeps another tensor.
 
     That is what came back by an exchange, or a copy in 8 bit. Source: Transformer Engine 2,
     `pytorch/attention/dot_product_attention/backends.py` (FusedAttnFunc) and
